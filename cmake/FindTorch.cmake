@@ -1,0 +1,26 @@
+# The headers and libraries of the torch that the building Python imports. torch ships pybind11, and we use that copy, so
+# that one process never holds two versions of pybind11's internals. Sets the target xpugraph_torch_api.
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" -c
+          "import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, sep='\\n')"
+  RESULT_VARIABLE torch_result
+  OUTPUT_VARIABLE torch_answer
+  ERROR_VARIABLE torch_error
+  OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(NOT torch_result EQUAL 0)
+  message(
+    FATAL_ERROR
+      "${Python_EXECUTABLE} cannot import torch. xpugraph is built against the torch that is installed, which pip hides "
+      "from the build by default. Install torch first, then: pip install --no-build-isolation .\n${torch_error}")
+endif()
+string(REPLACE "\n" ";" torch_answer "${torch_answer}")
+list(GET torch_answer 0 torch_root)
+list(GET torch_answer 1 torch_version)
+message(STATUS "torch: ${torch_version} in ${torch_root}")
+
+add_library(xpugraph_torch_api INTERFACE)
+target_include_directories(xpugraph_torch_api SYSTEM INTERFACE "${torch_root}/include"
+                                                               "${torch_root}/include/torch/csrc/api/include")
+target_link_directories(xpugraph_torch_api INTERFACE "${torch_root}/lib")
+target_link_libraries(xpugraph_torch_api INTERFACE torch_python torch torch_cpu c10)
+target_compile_definitions(xpugraph_torch_api INTERFACE XPUGRAPH_TORCH_VERSION="${torch_version}")

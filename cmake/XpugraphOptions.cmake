@@ -1,0 +1,10 @@
+# xpugraph_options: the compile options of every target of ours, and of nobody else's.
+add_library(xpugraph_options INTERFACE)
+target_compile_options(xpugraph_options INTERFACE -Wall -Wextra -Wno-unused-parameter)
+if(XPUGRAPH_WERROR)
+  target_compile_options(xpugraph_options INTERFACE -Werror)
+endif()
+if(XPUGRAPH_SANITIZE)
+  target_compile_options(xpugraph_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)
+  target_link_options(xpugraph_options INTERFACE -fsanitize=address,undefined)
+endif()

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+/// xpugraph._C: registration only.
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#ifdef XPUGRAPH_WITH_SYCL
+#include "bindings/sycl_bindings.h"
+#endif
+#include "core/batch_grid.h"
+#include "core/batch_plan.h"
+#include "core/error.h"
+#include "torch/graphed_call.h"
+#include "torch/runtimes.h"
+
+namespace py = pybind11;
+using namespace xpugraph;
+
+namespace {
+
+/// Each C++ error becomes the Python class of the same name in xpugraph.errors.
+void raise_in_python(const char* name, const std::exception& error) {
+  const py::object type = py::module_::import("xpugraph.errors").attr(name);
+  PyErr_SetString(type.ptr(), error.what());
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const ConfigError& e) {
+    raise_in_python("ConfigError", e);
+  } catch (const InputError& e) {
+    raise_in_python("InputError", e);
+  } catch (const StateError& e) {
+    raise_in_python("StateError", e);
+  } catch (const CaptureError& e) {
+    raise_in_python("CaptureError", e);
+  } catch (const OutOfMemoryError& e) {
+    raise_in_python("OutOfMemoryError", e);
+  } catch (const DeviceError& e) {
+    raise_in_python("DeviceError", e);
+  } catch (const Error& e) {
+    raise_in_python("XPUGraphError", e);
+  }
+}
+
+std::unique_ptr<GraphedCall> make_graphed_call(const at::Device& device, const BatchGrid& grid,
+                                               std::vector<Parameter> parameters, std::vector<TensorSpec> inputs,
+                                               const py::tuple& result, std::vector<TensorSpec> outputs,
+                                               bool copy_outputs, std::size_t pool_limit_bytes,
+                                               py::object flatten_node, py::object unflatten_node, py::object reject) {
+  auto module = std::make_unique<GraphedModule>(runtime_for(device), device, grid, inputs, std::move(outputs),
+                                                GraphedModuleOptions{copy_outputs, pool_limit_bytes});
+  CallSignature signature(std::move(parameters), std::move(inputs), device, std::move(flatten_node));
+  return std::make_unique<GraphedCall>(std::move(module), std::move(signature), Node::parse(result),
+                                       std::move(unflatten_node), std::move(reject));
+}
+
+void bind_core(py::module_& m) {
+  py::class_<BatchGrid>(m, "BatchGrid")
+      .def_static("regular", &BatchGrid::regular, py::arg("largest_seen"), py::arg("cap"))
+      .def_static("from_sizes", &BatchGrid::from_sizes, py::arg("sizes"))
+      .def_property_readonly("sizes", &BatchGrid::sizes)
+      .def_property_readonly("largest", &BatchGrid::largest)
+      .def("ceil", &BatchGrid::ceil, py::arg("batch"))
+      .def("plan", [](const BatchGrid& grid, std::int64_t batch) {
+            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> chunks;
+            for (const Chunk c : BatchPlan(grid, batch)) chunks.emplace_back(c.size, c.offset, c.rows);
+            return chunks;
+          }, py::arg("batch"));
+  py::class_<PoolStats>(m, "PoolStats")
+      .def_readonly("reserved", &PoolStats::reserved)
+      .def_readonly("used", &PoolStats::used)
+      .def_readonly("peak_used", &PoolStats::peak_used);
+}
+
+void bind_torch(py::module_& m) {
+  py::class_<TensorSpec>(m, "TensorSpec")
+      .def(py::init([](std::string name, at::ScalarType dtype, std::vector<std::int64_t> shape,
+                       std::vector<std::int64_t> strides, std::int64_t batch_dim, std::int64_t rows_per_item,
+                       bool written) {
+             return TensorSpec{std::move(name), dtype, std::move(shape), std::move(strides), batch_dim, rows_per_item,
+                               written};
+           }),
+           py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("strides"), py::arg("batch_dim") = -1,
+           py::arg("rows_per_item") = 1, py::arg("written") = false);
+  py::class_<Parameter>(m, "Parameter")
+      .def(py::init([](std::string name, bool positional, bool omittable, const py::tuple& node) {
+             return Parameter{std::move(name), positional, omittable, Node::parse(node)};
+           }),
+           py::arg("name"), py::arg("positional"), py::arg("omittable"), py::arg("node"));
+  py::class_<ModuleWatch>(m, "ModuleWatch")
+      .def(py::init<>())
+      .def("add", &ModuleWatch::add, py::arg("dict"), py::arg("key"), py::arg("value"), py::arg("name"))
+      .def("changed", &ModuleWatch::changed)
+      .def("__len__", &ModuleWatch::size);
+  py::class_<GraphedCall>(m, "GraphedCall")
+      .def(py::init(&make_graphed_call), py::arg("device"), py::arg("grid"), py::arg("parameters"), py::arg("inputs"),
+           py::arg("result"), py::arg("outputs"), py::arg("copy_outputs"), py::arg("pool_limit_bytes"),
+           py::arg("flatten_node"), py::arg("unflatten_node"), py::arg("reject"))
+      .def("__call__", &GraphedCall::operator())
+      .def("record", &GraphedCall::record, py::arg("size"), py::arg("forward"))
+      .def("replay", &GraphedCall::replay, py::arg("size"))
+      .def("set_watch", &GraphedCall::set_watch, py::arg("watch"))
+      .def("static_inputs", [](GraphedCall& call, std::int64_t size) { return call.module().static_inputs(size); },
+           py::arg("size"))
+      .def("drop", [](GraphedCall& call, std::int64_t size) { call.module().drop(size); }, py::arg("size"))
+      .def("nodes", [](GraphedCall& call, std::int64_t size) { return call.module().nodes(size); }, py::arg("size"))
+      .def("pool_bytes_of", [](GraphedCall& call, std::int64_t size) { return call.module().pool_bytes_of(size); },
+           py::arg("size"))
+      .def_property_readonly("sizes", [](GraphedCall& call) { return call.module().sizes(); })
+      .def_property_readonly("pool_stats", [](GraphedCall& call) { return call.module().pool_stats(); })
+      .def_property_readonly("input_bytes", [](GraphedCall& call) { return call.module().input_bytes(); })
+      .def_property_readonly("recordings", [](GraphedCall& call) { return call.module().recordings(); })
+      .def_property_readonly("replays", [](GraphedCall& call) { return call.module().replays(); })
+      .def_property_readonly("calls", &GraphedCall::calls);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ core of xpugraph. Use it through the xpugraph package.";
+  py::register_exception_translator(translate);
+  m.def("runtimes", &built_runtimes, "Names of the graph runtimes this build has.");
+  bind_core(m);
+  bind_torch(m);
+#ifdef XPUGRAPH_WITH_SYCL
+  bind_sycl(m);
+#endif
+}

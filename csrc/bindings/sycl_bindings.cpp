@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include "bindings/sycl_bindings.h"
+
+#include "core/error.h"
+#include "runtime/sycl_cpu_hooks.h"
+#include "runtime/sycl_runtime.h"
+#include "runtime/sycl_streams.h"
+#include "torch/sycl_device.h"
+#include "torch/sycl_generator.h"
+
+namespace py = pybind11;
+
+namespace xpugraph {
+
+namespace {
+
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+GraphRuntime& runtime() {
+  static auto& instance = *make_sycl_runtime(sycl_device::hooks()).release();  // outlives every graph
+  return instance;
+}
+
+Stream stream_or_current(std::optional<int> id) { return id ? sycl_cpu::stream(*id) : runtime().current_stream(0); }
+
+std::optional<std::string> missing() {
+  std::string why;
+  if (sycl_cpu::available(&why)) return std::nullopt;
+  return why;
+}
+
+py::dict memory_stats() {
+  const MemoryStats stats = sycl_device::memory_stats();
+  py::dict result;
+  result["reserved_bytes"] = stats.reserved;
+  result["allocated_bytes"] = stats.used;
+  result["peak_allocated_bytes"] = stats.peak_used;
+  result["segments"] = stats.segments;
+  result["blocks"] = stats.blocks;
+  result["device_allocations"] = stats.device_allocations;
+  result["device_frees"] = stats.device_frees;
+  result["retries"] = stats.retries;
+  result["failures"] = stats.failures;
+  return result;
+}
+
+py::dict pool_stats(PoolId pool) {
+  const PoolStats stats = runtime().pool_stats(pool);
+  py::dict result;
+  result["reserved_bytes"] = stats.reserved;
+  result["used_bytes"] = stats.used;
+  result["peak_used_bytes"] = stats.peak_used;
+  return result;
+}
+
+}  // namespace
+
+void bind_sycl(py::module_& module) {
+  py::module_ sycl = module.def_submodule("sycl", "The sycl torch device and bare capture and replay on it.");
+  sycl.def("missing", &missing, "Why there is no SYCL CPU device, or None when there is one.");
+  sycl.def("describe", &sycl_cpu::describe);
+  sycl.def("enable", &sycl_device::enable, py::arg("worker_threads") = 0);
+  sycl.def("set_gather", &sycl_device::set_gather);
+  sycl.def("is_capturing", &sycl_device::is_capturing);
+  sycl.def("captured_random_ops", &sycl_device::captured_random_ops);
+  sycl.def("default_generator", [] { return sycl_device::default_generator(); });
+
+  sycl.def("memory_stats", &memory_stats);
+  sycl.def("reset_peak_memory", &sycl_device::reset_peak_memory);
+  sycl.def("empty_cache", &sycl_device::empty_cache, ReleaseGil());
+  sycl.def("set_memory_limit", &sycl_device::set_memory_limit);
+
+  py::class_<Executable>(sycl, "Graph", "A recorded graph. Keep the tensors it reads and its pool until it is gone.")
+      .def_property_readonly("nodes", &Executable::nodes)
+      .def(
+          "replay",
+          [](Executable& self, std::optional<int> stream) { runtime().replay(self, stream_or_current(stream)); },
+          py::arg("stream") = py::none(), ReleaseGil());
+  sycl.def("create_pool", [] { return runtime().create_pool(0); });
+  sycl.def("release_pool", [](PoolId pool) { runtime().release_pool(pool); }, ReleaseGil());
+  sycl.def("pool_stats", &pool_stats);
+  sycl.def("begin_capture", [](PoolId pool) { runtime().begin_capture(0, pool); }, ReleaseGil());
+  sycl.def("end_capture", [] { return runtime().end_capture(); }, ReleaseGil());
+  sycl.def("abort_capture", [] { runtime().abort_capture(); }, ReleaseGil());
+  sycl.def(
+      "synchronize", [](std::optional<int> stream) { runtime().synchronize(stream_or_current(stream)); },
+      py::arg("stream") = py::none(), ReleaseGil());
+}
+
+}  // namespace xpugraph

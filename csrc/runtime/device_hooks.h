@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+/// @file DeviceHooks: what a GraphRuntime asks of whoever owns a device's streams and its allocator (torch.xpu, torch.cuda,
+/// or the sycl torch device). One small implementation per torch device.
+/// Owns nothing of the runtime's. Throws Error leaves. Threads: all calls from any thread; "current" is per thread.
+#pragma once
+
+#include "runtime/graph_runtime.h"
+
+namespace xpugraph {
+
+class DeviceHooks {
+ public:
+  virtual ~DeviceHooks() = default;
+
+  virtual Stream current_stream(int device) = 0;
+  /// Makes `stream` the calling thread's current stream.
+  virtual void set_current_stream(Stream stream) = 0;
+  /// The one stream of `device` on which everything is captured; the same one at every call.
+  virtual Stream capture_stream(int device) = 0;
+  /// Blocks until `stream` is idle and throws DeviceError for work that failed on it.
+  virtual void synchronize(Stream stream) = 0;
+
+  virtual PoolId create_pool(int device) = 0;
+  virtual void release_pool(PoolId pool) noexcept = 0;
+  virtual PoolStats pool_stats(PoolId pool) = 0;
+  /// Routes the calling thread's allocations on `stream` to `pool`, until end_allocate_to_pool.
+  virtual void begin_allocate_to_pool(Stream stream, PoolId pool) = 0;
+  virtual void end_allocate_to_pool(Stream stream, PoolId pool) noexcept = 0;
+
+  /// Called right before recording ends: submit what the device has gathered but not yet submitted to `stream`.
+  /// May throw a pending error of the capture (for example an operator that cannot be captured).
+  virtual void flush_capture(Stream stream) { (void)stream; }
+  /// Called when a capture is dropped: forget what was gathered.
+  virtual void discard_capture(Stream stream) noexcept { (void)stream; }
+};
+
+}  // namespace xpugraph

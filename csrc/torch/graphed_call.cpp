@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#include "torch/graphed_call.h"
+
+#include <ATen/autocast_mode.h>
+
+#include "core/error.h"
+
+namespace xpugraph {
+
+GraphedCall::GraphedCall(std::unique_ptr<GraphedModule> module, CallSignature signature, Node result,
+                         py::object unflatten_node, py::object reject)
+    : module_(std::move(module)), signature_(std::move(signature)), result_(std::move(result)),
+      unflatten_node_(std::move(unflatten_node)), reject_(std::move(reject)), device_type_(signature_.device().type()) {
+  autocast_ = at::autocast::is_autocast_enabled(device_type_);
+  if (autocast_) autocast_dtype_ = at::autocast::get_autocast_dtype(device_type_);
+}
+
+bool GraphedCall::same_autocast() const {
+  const bool now = at::autocast::is_autocast_enabled(device_type_);
+  return now == autocast_ && (!now || at::autocast::get_autocast_dtype(device_type_) == autocast_dtype_);
+}
+
+py::object GraphedCall::operator()(const py::args& args, const py::kwargs& kwargs) {
+  CallSignature::Match match;
+  if (const auto reason = signature_.match(args.ptr(), kwargs.ptr(), match)) return reject_(*reason, args, kwargs);
+  if (match.batch_size == 0) return reject_("the batch is empty", args, kwargs);
+  if (!same_autocast()) return reject_("autocast is not as it was when the graphs were recorded", args, kwargs);
+  GraphedModule::Tensors outputs;
+  {
+    const py::gil_scoped_release release;
+    outputs = module_->run(match.tensors, match.batch_size);
+  }
+  // Looked at while the device works: what the graphs read is kept alive, so a late "no" costs nothing but this result.
+  const std::string& changed = watch_.changed();
+  if (!changed.empty())
+    throw StateError("'" + changed + "' of the module was replaced after recording (for example by load_state_dict(assign=True), " +
+                     ".to(), train() or an assignment), and the graphs still use what was recorded. Change weights in " +
+                     "place (copy_, load_state_dict), or deactivate() and activate() the backend to record again");
+  ++calls_;
+  return build_object(result_, outputs, unflatten_node_);
+}
+
+void GraphedCall::record(std::int64_t size, const py::function& forward) {
+  const py::gil_scoped_release release;
+  module_->record(size, [&](const GraphedModule::Tensors& inputs) {
+    const py::gil_scoped_acquire acquire;
+    return py::cast<GraphedModule::Tensors>(forward(inputs));
+  });
+}
+
+void GraphedCall::replay(std::int64_t size) {
+  const py::gil_scoped_release release;
+  module_->replay(size);
+}
+
+}  // namespace xpugraph

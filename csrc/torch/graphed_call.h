@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+/// @file GraphedCall: what Python calls. Matches the arguments, runs the graphs without the GIL, builds the result.
+/// Owns the GraphedModule and everything of Python's that belongs to it: signature, result structure, watch.
+/// Throws StateError when the module was changed after recording, and what GraphedModule throws. A call that was not
+/// recorded is handed to `reject` with the reason. Threads: needs the GIL, which it releases around the device's work.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch/call_signature.h"
+#include "torch/graphed_module.h"
+#include "torch/module_watch.h"
+
+namespace xpugraph {
+
+class GraphedCall {
+ public:
+  /// @param reject  Python callable (reason, args, kwargs) -> result, for calls the graphs cannot serve
+  GraphedCall(std::unique_ptr<GraphedModule> module, CallSignature signature, Node result, py::object unflatten_node,
+              py::object reject);
+
+  py::object operator()(const py::args& args, const py::kwargs& kwargs);
+
+  /// forward(list of static inputs) -> list of tensors, called inside the capture with the GIL held.
+  void record(std::int64_t size, const py::function& forward);
+  void replay(std::int64_t size);
+  /// From now on every call checks `watch`.
+  void set_watch(ModuleWatch watch) { watch_ = std::move(watch); }
+
+  GraphedModule& module() { return *module_; }
+  std::int64_t calls() const { return calls_; }
+
+ private:
+  bool same_autocast() const;
+
+  std::unique_ptr<GraphedModule> module_;
+  CallSignature signature_;
+  Node result_;
+  py::object unflatten_node_;
+  py::object reject_;
+  ModuleWatch watch_;
+  at::DeviceType device_type_;
+  bool autocast_ = false;
+  at::ScalarType autocast_dtype_{};
+  std::int64_t calls_ = 0;
+};
+
+}  // namespace xpugraph

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT
+#include "torch/graphed_module.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <sstream>
+
+#include "core/error.h"
+
+namespace xpugraph {
+
+GraphedModule::GraphedModule(std::shared_ptr<GraphRuntime> runtime, at::Device device, const BatchGrid& grid,
+                             const std::vector<TensorSpec>& inputs, std::vector<TensorSpec> outputs,
+                             GraphedModuleOptions options)
+    : runtime_(std::move(runtime)), device_(device), options_(options), output_specs_(std::move(outputs)) {
+  if (grid.empty()) throw ConfigError("batch_sizes: at least one batch size is needed");
+  const at::NoGradGuard no_grad;
+  for (const TensorSpec& spec : inputs) {
+    slots_.emplace_back(spec, device_, grid.largest());
+    writes_inputs_ |= spec.written;
+  }
+  graphs_ = std::make_shared<GraphSet>(runtime_, device_.index() < 0 ? 0 : device_.index(), options_.pool_limit_bytes);
+}
+
+GraphedModule::Tensors GraphedModule::static_inputs(std::int64_t size) const {
+  Tensors views;
+  for (const Slot& slot : slots_) views.push_back(slot.view(size));
+  return views;
+}
+
+void GraphedModule::record(std::int64_t size, const Forward& forward) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Tensors inputs = static_inputs(size);
+  Tensors outputs;
+  graphs_->record(size, [&] { outputs = forward(inputs); });
+  try {
+    Results held = hold(std::move(outputs), size);
+    grid_ = BatchGrid::from_sizes(graphs_->sizes());
+    results_[size] = std::move(held);
+  } catch (...) {
+    graphs_->drop(size);
+    throw;
+  }
+  ++recordings_;
+}
+
+GraphedModule::Results GraphedModule::hold(Tensors&& outputs, std::int64_t size) const {
+  if (outputs.size() != output_specs_.size())
+    throw CaptureError("batch size " + std::to_string(size) + ": forward returned " + std::to_string(outputs.size()) +
+                       " tensors, and " + std::to_string(output_specs_.size()) + " in the first run");
+  Results held;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const TensorSpec& spec = output_specs_[i];
+    at::Tensor& output = outputs[i];
+    if (output.device() != device_ || output.scalar_type() != spec.dtype || output.sizes() != spec.shape_for(size)) {
+      std::ostringstream text;
+      text << "batch size " << size << ": " << spec.name << " is " << output.scalar_type() << output.sizes() << " on "
+           << output.device() << ", expected " << spec.dtype << describe_shape(spec) << " on " << device_;
+      throw CaptureError(text.str());
+    }
+    held.emplace_back(spec, std::move(output), graphs_);
+  }
+  return held;
+}
+
+void GraphedModule::drop(std::int64_t size) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  graphs_->drop(size);
+  results_.erase(size);
+  grid_ = grid_.without(size);
+}
+
+GraphedModule::Tensors GraphedModule::run(const Tensors& inputs, std::int64_t batch_size) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (grid_.empty()) throw StateError("no batch size is recorded");
+  const Stream stream = runtime_->current_stream(device_.index() < 0 ? 0 : device_.index());
+  const BatchPlan plan(grid_, batch_size);
+  graphs_->enter(stream);
+  Tensors outputs;
+  for (const Chunk chunk : plan) {
+    fill(inputs, chunk, stream);
+    graphs_->replay(chunk.size, stream);
+    ++replays_;
+    if (writes_inputs_) write_back(inputs, chunk);
+    if (!options_.copy_outputs && plan.chunks() == 1) {
+      for (const Result& result : results_.at(chunk.size)) outputs.push_back(result.lend(chunk.rows));
+      return outputs;
+    }
+    collect(outputs, chunk, batch_size, stream);
+  }
+  return outputs;
+}
+
+void GraphedModule::fill(const Tensors& inputs, const Chunk& chunk, Stream stream) {
+  transfers_.clear();
+  for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].fill(inputs[i], chunk, transfers_);
+  if (!transfers_.empty()) runtime_->transfer(stream, transfers_.data(), transfers_.size());
+}
+
+void GraphedModule::write_back(const Tensors& inputs, const Chunk& chunk) const {
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (slots_[i].spec().written) slots_[i].write_back(inputs[i], chunk);
+}
+
+void GraphedModule::collect(Tensors& outputs, const Chunk& chunk, std::int64_t batch_size, Stream stream) {
+  const Results& results = results_.at(chunk.size);
+  transfers_.clear();
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (outputs.size() <= i) outputs.push_back(results[i].allocate(batch_size));
+    results[i].copy_to(outputs[i], chunk, transfers_);
+  }
+  if (!transfers_.empty()) runtime_->transfer(stream, transfers_.data(), transfers_.size());
+}
+
+void GraphedModule::replay(std::int64_t size) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  graphs_->replay(size, runtime_->current_stream(device_.index() < 0 ? 0 : device_.index()));
+}
+
+std::vector<std::int64_t> GraphedModule::sizes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return graphs_->sizes();
+}
+
+std::size_t GraphedModule::nodes(std::int64_t size) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return graphs_->nodes(size);
+}
+
+PoolStats GraphedModule::pool_stats() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return graphs_->pool().stats();
+}
+
+std::size_t GraphedModule::pool_bytes_of(std::int64_t size) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return graphs_->pool().bytes_of(size);
+}
+
+std::size_t GraphedModule::input_bytes() const {
+  std::size_t bytes = 0;
+  for (const Slot& slot : slots_) bytes += slot.bytes();
+  return bytes;
+}
+
+std::int64_t GraphedModule::recordings() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return recordings_;
+}
+
+std::int64_t GraphedModule::replays() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return replays_;
+}
+
+}  // namespace xpugraph

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+/// @file GraphedModule: one module recorded for every size of a grid, and the path of a call: route, pad, replay, slice.
+/// Owns the graphs with their pool and the padded input buffers. Holds no Python object.
+/// Throws ConfigError, StateError, CaptureError, OutOfMemoryError (record), InputError (run); a throw leaves what was
+/// recorded before usable. Work that fails on the device is raised by whoever synchronises.
+/// Threads: any thread may call anything, on any stream; one lock a call. Call without the GIL: forwards take it again.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "core/batch_grid.h"
+#include "core/batch_plan.h"
+#include "core/graph_set.h"
+#include "runtime/graph_runtime.h"
+#include "torch/rows.h"
+#include "torch/tensor_spec.h"
+
+namespace xpugraph {
+
+struct GraphedModuleOptions {
+  bool copy_outputs = true;          ///< false: a result of one replay is lent until the next call
+  std::size_t pool_limit_bytes = 0;  ///< 0: none
+};
+
+class GraphedModule {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using Forward = std::function<Tensors(const Tensors& inputs)>;
+
+  /// Allocates one buffer a tensor argument, as large as the grid's largest size.
+  GraphedModule(std::shared_ptr<GraphRuntime> runtime, at::Device device, const BatchGrid& grid,
+                const std::vector<TensorSpec>& inputs, std::vector<TensorSpec> outputs, GraphedModuleOptions options);
+
+  /// The arguments that the graph of `size` reads: dense views, in the sample's memory format, of a prefix of each buffer.
+  Tensors static_inputs(std::int64_t size) const;
+  /// Captures forward(static_inputs(size)) into the shared pool. Let `forward` run for this size before, so that nothing
+  /// is initialised inside the capture. @throws what forward throws; CaptureError; OutOfMemoryError (pool limit).
+  void record(std::int64_t size, const Forward& forward);
+  /// Forgets a recorded size; larger sizes serve its batches from then on.
+  void drop(std::int64_t size);
+
+  /// Serves `batch_size` ≥ 1 items; `inputs` match the specs. Asynchronous on the calling thread's current stream. Rows
+  /// that pad are zero. Results are the caller's own, or lent (copy_outputs = false and one replay).
+  Tensors run(const Tensors& inputs, std::int64_t batch_size);
+  /// Replays one size on the current stream with whatever its buffers hold.
+  void replay(std::int64_t size);
+
+  std::vector<std::int64_t> sizes() const;             ///< what is recorded, ascending
+  std::size_t nodes(std::int64_t size) const;          ///< of one graph; never 0
+  PoolStats pool_stats() const;
+  std::size_t pool_bytes_of(std::int64_t size) const;  ///< what recording this size added to the pool
+  std::size_t input_bytes() const;                     ///< of the padded input buffers
+  std::int64_t recordings() const;                     ///< captures that succeeded, ever
+  std::int64_t replays() const;                        ///< graphs replayed by run(), ever
+
+ private:
+  using Results = std::vector<Result>;
+
+  Results hold(Tensors&& outputs, std::int64_t size) const;
+  void fill(const Tensors& inputs, const Chunk& chunk, Stream stream);
+  void write_back(const Tensors& inputs, const Chunk& chunk) const;
+  void collect(Tensors& outputs, const Chunk& chunk, std::int64_t batch_size, Stream stream);
+
+  std::shared_ptr<GraphRuntime> runtime_;
+  at::Device device_;
+  GraphedModuleOptions options_;
+  std::vector<TensorSpec> output_specs_;
+  std::vector<Slot> slots_;
+  bool writes_inputs_ = false;
+  BatchGrid grid_;                    ///< what is recorded
+  std::shared_ptr<GraphSet> graphs_;  ///< shared with lent results, whose memory is in its pool
+  std::unordered_map<std::int64_t, Results> results_;
+  std::vector<Transfer> transfers_;   ///< scratch of a call
+  std::int64_t recordings_ = 0;
+  std::int64_t replays_ = 0;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace xpugraph

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+#include "torch/runtimes.h"
+
+#include "core/error.h"
+#ifdef XPUGRAPH_WITH_SYCL
+#include "runtime/sycl_runtime.h"
+#include "torch/sycl_device.h"
+#endif
+
+namespace xpugraph {
+
+std::vector<std::string> built_runtimes() {
+  std::vector<std::string> names;
+#ifdef XPUGRAPH_WITH_SYCL
+  names.push_back("sycl");
+#endif
+  return names;
+}
+
+std::shared_ptr<GraphRuntime> runtime_for(c10::Device device) {
+#ifdef XPUGRAPH_WITH_SYCL
+  if (device.type() == c10::DeviceType::PrivateUse1) {
+    // Alive until the process ends: graphs may be destroyed by Python's last garbage collection.
+    static auto* const runtime = new std::shared_ptr<GraphRuntime>(make_sycl_runtime(sycl_device::hooks()));
+    return *runtime;
+  }
+#endif
+  throw ConfigError("device: this build records no graphs on '" + device.str() +
+                    "'; it does on the sycl device (xpugraph.enable_sycl_device())");
+}
+
+}  // namespace xpugraph

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+#include "torch/sycl_generator.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
+#include "runtime/sycl_streams.h"
+#include "torch/sycl_register.h"
+#include "torch/sycl_tensor.h"
+
+namespace xpugraph::sycl_device {
+
+namespace {
+
+class SyclGenerator final : public c10::GeneratorImpl {
+ public:
+  explicit SyclGenerator(at::Generator cpu)
+      : c10::GeneratorImpl(the_device(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), cpu_(std::move(cpu)) {}
+
+  const at::Generator& cpu() const { return cpu_; }
+
+  void set_current_seed(std::uint64_t seed) override { quiet().set_current_seed(seed); }
+  void set_offset(std::uint64_t offset) override { quiet().set_offset(offset); }
+  std::uint64_t get_offset() const override { return quiet().get_offset(); }
+  std::uint64_t current_seed() const override { return quiet().current_seed(); }
+  std::uint64_t seed() override { return quiet().seed(); }
+  void set_state(const c10::TensorImpl& state) override { quiet().unsafeGetGeneratorImpl()->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return quiet().unsafeGetGeneratorImpl()->get_state();
+  }
+
+ private:
+  SyclGenerator* clone_impl() const override { return new SyclGenerator(quiet().clone()); }
+
+  /// The generator once nothing on the device draws from it any more.
+  at::Generator& quiet() const {
+    refuse_if_capturing("seeding or reading the sycl device's random generator");
+    sycl_cpu::drain();
+    return cpu_;
+  }
+
+  mutable at::Generator cpu_;
+};
+
+struct SyclHooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  void setCurrentDevice(c10::DeviceIndex) const override {}
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return new_generator(); }
+  at::Device getDeviceFromPtr(void*) const override { return the_device(); }
+  /// Device memory is host memory here, so pageable memory is as good as pinned.
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+
+  void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
+    c10::DataPtr grown = allocator()->allocate(bytes);
+    const std::size_t kept = std::min(bytes, storage.nbytes());
+    if (kept != 0) {
+      submit_here([to = grown.get(), from = storage.data(), kept] { std::memcpy(to, from, kept); });
+    }
+    storage.set_data_ptr_noswap(std::move(grown));
+    storage.set_nbytes(bytes);
+  }
+};
+
+}  // namespace
+
+const at::Generator& default_generator() {
+  static const at::Generator& generator = *new at::Generator(new_generator());
+  return generator;
+}
+
+at::Generator new_generator() { return at::make_generator<SyclGenerator>(at::detail::createCPUGenerator()); }
+
+at::Generator cpu_generator(const at::Generator& generator) {
+  const auto* sycl = dynamic_cast<const SyclGenerator*>(generator.unsafeGetGeneratorImpl());
+  TORCH_CHECK(sycl != nullptr, "Expected a 'sycl' device type for generator but found '", generator.device().type(),
+              "'");
+  return sycl->cpu();
+}
+
+void register_hooks() { at::RegisterPrivateUse1HooksInterface(new SyclHooks()); }
+
+}  // namespace xpugraph::sycl_device

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: MIT
+"""The backends: ways of running a module, all with the same interface."""
+
+from .base import Backend, BackendState
+from .eager import TorchEagerBackend
+from .graph import XPUGraphBackend, XPUGraphBackendConfig
+
+__all__ = ["Backend", "BackendState", "TorchEagerBackend", "XPUGraphBackend", "XPUGraphBackendConfig"]

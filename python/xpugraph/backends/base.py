@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Backend: the life of one way of running a module, from build to infer."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import StateError
+
+
+class BackendState(enum.Enum):
+    """Where a backend is in its life."""
+
+    INIT = "init"
+    ACTIVE = "active"
+    INACTIVE = "inactive"
+    CHECKPOINT_LOADED = "checkpoint_loaded"
+    DEPLOYED = "deployed"
+
+
+class Backend(ABC):
+    """One way of running a module.
+
+    ``build`` leaves the backend active. ``deactivate`` gives back what it holds on the device, and ``activate`` takes
+    it again. A backend made by ``from_dict`` is brought to life by ``deploy``. A method that raises leaves the state as
+    it was.
+
+    Threads: ``infer`` may be called from any thread; the other methods from one thread at a time, not during ``infer``.
+    """
+
+    def __init__(self) -> None:
+        self._state = BackendState.INIT
+
+    @property
+    def state(self) -> BackendState:
+        """Where the backend is in its life."""
+        return self._state
+
+    def build(self, module: torch.nn.Module, samples: Sequence[Any], **options: Any) -> Backend:
+        """Prepares `module` for calls like `samples`; see the subclass for `options`.
+
+        Args:
+            module: In evaluation mode, on its device.
+            samples: One or more example calls, each a tensor, a tuple of arguments or a dict of keyword arguments.
+            **options: What the subclass accepts.
+
+        Raises:
+            StateError: It has been built already.
+        """
+        self._need("build", BackendState.INIT)
+        self._build(module, samples, **options)
+        self._state = BackendState.ACTIVE
+        return self
+
+    def activate(self) -> None:
+        """Takes the device's resources again after ``deactivate``. Does nothing when active."""
+        if self._state in (BackendState.ACTIVE, BackendState.DEPLOYED):
+            return
+        self._need("activate", BackendState.INACTIVE)
+        self._activate()
+        self._state = BackendState.ACTIVE
+
+    def deactivate(self) -> None:
+        """Gives back what the backend holds on the device. Does nothing when inactive."""
+        if self._state is BackendState.INACTIVE:
+            return
+        self._need("deactivate", BackendState.ACTIVE, BackendState.DEPLOYED)
+        self._deactivate()
+        self._state = BackendState.INACTIVE
+
+    def deploy(self, device: torch.device | str | None = None) -> None:
+        """Brings a backend from ``from_dict`` to life; on one that is active it only fixes the state.
+
+        Raises:
+            StateError: There is nothing to deploy yet.
+            ConfigError: The module is not on `device`.
+        """
+        self._need("deploy", BackendState.ACTIVE, BackendState.INACTIVE, BackendState.CHECKPOINT_LOADED)
+        self._deploy(None if device is None else torch.device(device))
+        self._state = BackendState.DEPLOYED
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module."""
+        if self._state not in (BackendState.ACTIVE, BackendState.DEPLOYED):
+            self._need("infer", BackendState.ACTIVE, BackendState.DEPLOYED)
+        return self._infer(*args, **kwargs)
+
+    __call__ = infer
+
+    def key(self) -> str:
+        """Identifies class and configuration: equal for backends that would be built alike."""
+        text = json.dumps([type(self).__name__, self._config_dict()], sort_keys=True)
+        return f"{type(self).__name__}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What this backend is and does, for people."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Everything ``from_dict`` needs beside the module, as plain JSON values."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, module: torch.nn.Module, state: dict[str, Any]) -> Backend:
+        """The backend that ``to_dict`` described, not yet deployed."""
+
+    def _config_dict(self) -> dict[str, Any]:
+        return {}
+
+    @abstractmethod
+    def _build(self, module: torch.nn.Module, samples: Sequence[Any], **options: Any) -> None: ...
+
+    def _activate(self) -> None: ...
+
+    def _deactivate(self) -> None: ...
+
+    def _deploy(self, device: torch.device | None) -> None: ...
+
+    @abstractmethod
+    def _infer(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def _need(self, method: str, *states: BackendState) -> None:
+        if self._state in states:
+            return
+        hints = {
+            BackendState.INIT: "call build() first",
+            BackendState.INACTIVE: "call activate() first",
+            BackendState.CHECKPOINT_LOADED: "call deploy() first",
+        }
+        hint = hints.get(self._state, "it was built already; make a new backend to build again")
+        raise StateError(f"{type(self).__name__}.{method}() in state '{self._state.value}': {hint}")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""TorchEagerBackend: the module as it is, without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .base import Backend, BackendState
+
+
+class TorchEagerBackend(Backend):
+    """Runs the module operator by operator under ``torch.no_grad()``: the baseline of every comparison."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._module: torch.nn.Module | None = None
+
+    def describe(self) -> str:
+        """One line."""
+        return f"TorchEagerBackend ({self.state.value})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nothing but the class."""
+        return {"backend": "TorchEagerBackend"}
+
+    @classmethod
+    def from_dict(cls, module: torch.nn.Module, state: dict[str, Any]) -> TorchEagerBackend:
+        """A backend for `module`, to be deployed."""
+        backend = cls()
+        backend._module = module
+        backend._state = BackendState.CHECKPOINT_LOADED
+        return backend
+
+    def _build(self, module: torch.nn.Module, samples: Sequence[Any], **options: Any) -> None:
+        self._module = module
+
+    def _infer(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self._module(*args, **kwargs)  # type: ignore[misc]

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: MIT
+"""XPUGraphBackend: one recorded graph per batch size, replayed with padded input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _native
+from ..batching import BatchDims, tensor_arguments
+from ..call import Call, as_call, check_same_structure, take_apart
+from ..errors import ConfigError, InputError
+from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
+from ..recording import Recording
+from ..watch import check_module
+from .base import Backend, BackendState
+
+_DEVICES = ("xpu", "cuda", "sycl")
+_MOST_REASONS = 32
+
+
+@dataclasses.dataclass
+class XPUGraphBackendConfig:
+    """How a module is recorded.
+
+    Attributes:
+        compile_with_inductor: Record the kernels that Torch Inductor generates. Not built yet: True raises.
+        max_recorded_batch_size: No size above this is recorded; larger batches are served in chunks.
+        batch_sizes: The sizes to record, instead of 1, 2, 4 and the multiples of 8.
+        padding: What the rows hold that fill a batch up to a recorded size. Only "zeros" exists.
+        copy_outputs: True: results belong to the caller. False: a result that took one replay is lent, and the next
+            call (of any thread) overwrites it.
+        pool_limit_bytes: The graphs' shared pool may not reserve more; the largest sizes are dropped until it fits.
+        rtol: Relative tolerance of the check against eager; None: by dtype (1e-3 for float32).
+        atol: Absolute tolerance, times the largest value of the result where that is above 1; None: by dtype (1e-4).
+        strict: True: a call that the graphs cannot serve raises InputError. False: eager serves it, and describe()
+            counts it.
+    """
+
+    compile_with_inductor: bool = False
+    max_recorded_batch_size: int = 256
+    batch_sizes: Sequence[int] | None = None
+    padding: str = "zeros"
+    copy_outputs: bool = True
+    pool_limit_bytes: int | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that is out of range; names the field."""
+        if self.compile_with_inductor:
+            raise ConfigError(
+                "compile_with_inductor=True is not built yet: only the eager kernels can be recorded so far"
+            )
+        if self.padding != "zeros":
+            raise ConfigError(f"padding={self.padding!r}; accepted is 'zeros'")
+        _whole("max_recorded_batch_size", self.max_recorded_batch_size)
+        if self.pool_limit_bytes is not None:
+            _whole("pool_limit_bytes", self.pool_limit_bytes)
+        if self.batch_sizes is not None:
+            self.batch_sizes = sorted({_whole("batch_sizes", size) for size in self.batch_sizes})
+            if not self.batch_sizes:
+                raise ConfigError("batch_sizes=[]; at least one size is needed")
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"{name}={value!r}; a number of 0 or more is needed")
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that are not at their defaults."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}; a whole number of 1 or more is needed")
+    return value
+
+
+class XPUGraphBackend(Backend):
+    """Records a module for a grid of batch sizes and serves any batch by padding it to the next recorded size.
+
+    Results are as eager's in value and dtype; they never require a gradient, and a result that eager would return as
+    the argument itself is a copy. Strides are those of the recorded results. A dict argument matches by keys, in any
+    order.
+
+    A call that was not recorded (another dtype, device, feature shape or non-tensor value; an empty batch; autocast
+    switched on or off since; an argument that requires a gradient while gradients are on) is served by eager and
+    counted in ``describe()`` and ``counters()``, or refused with InputError when ``strict=True``. When eager refuses it
+    too, InputError names the argument.
+
+    Threads: ``infer`` may be called from any thread and on any stream; calls of one backend run one after another on
+    the device, each on its caller's current stream.
+    """
+
+    def __init__(self, config: XPUGraphBackendConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or XPUGraphBackendConfig()
+        self._module: torch.nn.Module | None = None
+        self._recipe: Recipe | None = None
+        self._recording: Recording | None = None
+        self._eager_calls: Counter[str] = Counter()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def _build(self, module: torch.nn.Module, samples: Sequence[Any], **options: Any) -> None:
+        batch_dims: BatchDims | None = options.pop("batch_dims", None)
+        if options:
+            raise ConfigError(f"build: unknown option {next(iter(options))!r}; accepted is batch_dims")
+        check_module(module)
+        calls = self._take_samples(module, samples)
+        arguments, batch_sizes = tensor_arguments(calls, batch_dims)
+        largest = max(range(len(calls)), key=batch_sizes.__getitem__)
+        device = _common_device(calls[largest], module)
+        sizes = self._grid_sizes(batch_sizes[largest])
+        recipe = Recipe(calls[largest].arguments, arguments, sizes, device)
+        recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._serve_by_eager)
+        self._module, self._recipe, self._recording = module, recipe, recording
+
+    def _take_samples(self, module: torch.nn.Module, samples: Sequence[Any]) -> list[Call]:
+        if isinstance(samples, (torch.Tensor, dict)) or not isinstance(samples, Sequence) or not len(samples):
+            raise ConfigError("samples: a list with at least one sample is needed, such as samples=[x]")
+        calls = [take_apart(module, *as_call(sample)) for sample in samples]
+        check_same_structure(calls)
+        return calls
+
+    def _grid_sizes(self, largest_seen: int) -> list[int]:
+        native = _native.load()
+        if self.config.batch_sizes is not None:
+            return list(native.BatchGrid.from_sizes(list(self.config.batch_sizes)).sizes)
+        return list(native.BatchGrid.regular(largest_seen, self.config.max_recorded_batch_size).sizes)
+
+    def _activate(self) -> None:
+        assert self._module is not None and self._recipe is not None
+        check_module(self._module)
+        self._recording = Recording(self._module, self._recipe, self.config, None, self._serve_by_eager)
+
+    def _deactivate(self) -> None:
+        assert self._recording is not None
+        self._recording.close()
+        self._recording = None
+
+    def _deploy(self, device: torch.device | None) -> None:
+        assert self._recipe is not None
+        if device is not None and device.type != self._recipe.device.type:
+            raise ConfigError(f"device={device}; the module and its recipe are on {self._recipe.device}")
+        if self._recording is None:
+            self._activate()
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        """Serves one call; see the class. Asynchronous on the calling thread's current stream.
+
+        Raises:
+            InputError: The call fits neither the graphs nor eager, or not the graphs and ``strict=True``.
+            StateError: Not built or not active; or the module was changed after recording.
+        """
+        recording = self._recording
+        if recording is None:
+            self._need("infer", BackendState.ACTIVE, BackendState.DEPLOYED)
+        return recording.call(*args, **kwargs)  # type: ignore[union-attr]
+
+    __call__ = infer
+
+    def _infer(self, *args: Any, **kwargs: Any) -> Any:
+        return self.infer(*args, **kwargs)
+
+    def _serve_by_eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.config.strict and reason != "the batch is empty":
+            raise InputError(f"{reason} (strict=True: calls that were not recorded are refused)")
+        assert self._module is not None
+        try:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and "gradient" in reason):
+                result = self._module(*args, **kwargs)
+        except Exception as error:
+            raise InputError(f"{reason}; eager refuses the call too: {error}") from error
+        known = reason in self._eager_calls or len(self._eager_calls) < _MOST_REASONS
+        self._eager_calls[reason if known else "other reasons"] += 1
+        return result
+
+    def replay(self, batch_size: int) -> None:
+        """Replays the graph of one recorded size on whatever its buffers hold, for measuring."""
+        self._active().call.replay(batch_size)
+
+    # ---- what it is ------------------------------------------------------------------------------------------------
+
+    def _active(self) -> Recording:
+        if self._recording is None:
+            self._need("this", BackendState.ACTIVE, BackendState.DEPLOYED)
+        assert self._recording is not None
+        return self._recording
+
+    @property
+    def recorded_batch_sizes(self) -> list[int]:
+        """Ascending; empty while nothing is recorded."""
+        return list(self._recording.call.sizes) if self._recording else []
+
+    @property
+    def dropped_batch_sizes(self) -> dict[int, str]:
+        """Sizes that could not be recorded or were wrong, and why. Larger sizes serve their batches."""
+        return dict(self._recording.dropped) if self._recording else {}
+
+    @property
+    def record_seconds(self) -> float:
+        """Time spent warming up and capturing, the check left out."""
+        return self._active().record_seconds
+
+    def nodes(self) -> dict[int, int]:
+        """Number of nodes of every graph."""
+        call = self._active().call
+        return {size: call.nodes(size) for size in call.sizes}
+
+    def pool_stats(self) -> dict[str, Any]:
+        """Bytes of the shared pool (reserved, used, peak), bytes_per_size it grew by, and of the padded inputs."""
+        call = self._active().call
+        stats = call.pool_stats
+        return {
+            "reserved": stats.reserved,
+            "used": stats.used,
+            "peak": stats.peak_used,
+            "bytes_per_size": {size: call.pool_bytes_of(size) for size in call.sizes},
+            "inputs": call.input_bytes,
+        }
+
+    def counters(self) -> dict[str, Any]:
+        """graph_calls and eager_calls served, recordings made, replays submitted, and eager_reasons."""
+        call = self._recording.call if self._recording else None
+        return {
+            "graph_calls": call.calls if call else 0,
+            "eager_calls": sum(self._eager_calls.values()),
+            "recordings": call.recordings if call else 0,
+            "replays": call.replays if call else 0,
+            "eager_reasons": dict(self._eager_calls),
+        }
+
+    def describe(self) -> str:
+        """State, recorded and dropped sizes, bytes, and which calls ran where."""
+        changed = ", ".join(f"{k}={v!r}" for k, v in self.config.changed().items())
+        lines = [f"XPUGraphBackend({changed}) ({self.state.value})"]
+        if self._recording is not None and self._recipe is not None:
+            pool, counters, sizes = self.pool_stats(), self.counters(), self.recorded_batch_sizes
+            lines += [
+                f"  device: {self._recipe.device}",
+                f"  recorded batch sizes ({len(sizes)}): {', '.join(map(str, sizes))}",
+                f"  pool: {pool['reserved']:,} bytes reserved, {pool['inputs']:,} bytes of padded input",
+                f"  calls: {counters['graph_calls']} by graphs, {counters['eager_calls']} by eager",
+            ]
+            lines += [f"    eager {count}x: {reason}" for reason, count in self._eager_calls.items()]
+            lines += [f"  dropped {size}: {why}" for size, why in sorted(self.dropped_batch_sizes.items())]
+        return "\n".join(lines)
+
+    def _config_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self.config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Configuration and recipe as plain JSON values; no weights.
+
+        Raises:
+            StateError: Not built yet.
+            ConfigError: The call holds something that has no JSON form; names the argument.
+        """
+        if self._recipe is None:
+            self._need("to_dict", BackendState.ACTIVE)
+        assert self._recipe is not None
+        return {"backend": "XPUGraphBackend", "config": self._config_dict(), "recipe": recipe_to_dict(self._recipe)}
+
+    @classmethod
+    def from_dict(cls, module: torch.nn.Module, state: dict[str, Any]) -> XPUGraphBackend:
+        """The backend that was saved, for `module`; ``deploy()`` records it.
+
+        Raises:
+            ConfigError: `state` is not what ``to_dict`` makes, or the module is on a device without graphs.
+        """
+        try:
+            backend = cls(XPUGraphBackendConfig(**state["config"]))
+            backend._recipe = recipe_from_dict(state["recipe"])
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"state: not what XPUGraphBackend.to_dict() makes ({error!r})") from error
+        check_module(module)
+        device = next((t.device for t in module.parameters()), backend._recipe.device)
+        if device.type not in _DEVICES:
+            raise ConfigError(f"module: it is on {device}; graphs exist on {', '.join(_DEVICES)}")
+        backend._recipe.device = device
+        backend._module = module
+        backend._state = BackendState.CHECKPOINT_LOADED
+        return backend
+
+
+def _common_device(call: Call, module: torch.nn.Module) -> torch.device:
+    device = call.leaves.tensors[0].device
+    for name, tensor in zip(call.leaves.names, call.leaves.tensors, strict=True):
+        if tensor.device != device:
+            raise ConfigError(f"samples: {name} is on {tensor.device}, and {call.leaves.names[0]} on {device}")
+        if tensor.layout is not torch.strided:
+            raise ConfigError(f"samples: {name} has layout {tensor.layout}; only strided tensors can be recorded")
+    if device.type not in _DEVICES:
+        raise ConfigError(
+            f"samples: {call.leaves.names[0]} is on {device}; graphs exist on {', '.join(_DEVICES)} "
+            "(for a machine without a GPU: xpugraph.enable_sycl_device())"
+        )
+    for name, parameter in module.named_parameters():
+        if parameter.device != device:
+            raise ConfigError(f"module: parameter {name} is on {parameter.device}, and the samples on {device}")
+    return device

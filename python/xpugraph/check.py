@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""The check: every recorded graph against one eager run on the largest batch, by value.
+
+Each graph is replayed three times on rows it was not recorded with: full, padded (fewer rows than recorded), and full
+again with another window of rows. A graph that differs from eager *for those very rows* is wrong and is dropped. When
+eager itself gives other values for the same rows depending on which rows come with them, the rows depend on each other:
+then no padding and no chunking can be right, and the build fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .batching import take_rows
+from .call import TensorArgument
+from .errors import BuildError
+
+Tensors = Sequence[torch.Tensor]
+
+# Recorded sizes run other kernels than the largest batch does, so bits differ (vllm-project/vllm#28131); wrong results
+# differ by orders of magnitude more than this.
+_TOLERANCE = {
+    torch.float64: (1e-6, 1e-8),
+    torch.complex128: (1e-6, 1e-8),
+    torch.float32: (1e-3, 1e-4),
+    torch.complex64: (1e-3, 1e-4),
+    torch.float16: (1e-2, 5e-3),
+    torch.bfloat16: (3e-2, 2e-2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """|graph − eager| ≤ atol · max(1, largest |eager|) + rtol · |eager|; None: a default for the dtype."""
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def worst(self, got: torch.Tensor, expected: torch.Tensor) -> float:
+        """Largest error over what is allowed: at most 1 when the values agree, inf when NaN or infinities do not."""
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            return float("inf")
+        if got.numel() == 0:
+            return 0.0
+        if not (got.dtype.is_floating_point or got.dtype.is_complex):
+            # Rounding and argmax may flip where values tie; a wrong row is more than one value in 200.
+            flipped = int((got != expected).sum())
+            return 0.0 if flipped <= got.numel() // 200 else float("inf")
+        rtol, atol = _TOLERANCE.get(got.dtype, (3e-2, 2e-2))
+        rtol, atol = self.rtol if self.rtol is not None else rtol, self.atol if self.atol is not None else atol
+        wide = torch.complex128 if got.dtype.is_complex else torch.float64
+        a, b = got.to(wide), expected.to(wide)
+        finite = torch.isfinite(b)
+        same_elsewhere = (a == b) | (a.isnan() & b.isnan())
+        if not bool((torch.isfinite(a) == finite).all()) or not bool(same_elsewhere[~finite].all()):
+            return float("inf")
+        if not bool(finite.any()):
+            return 0.0
+        a, b = a[finite], b[finite]
+        allowed = atol * max(1.0, float(b.abs().max())) + rtol * b.abs()
+        error = (a - b).abs()
+        return float(torch.where(error == 0, 0.0, error / allowed).max())
+
+
+@dataclasses.dataclass
+class Checker:
+    """Checks sizes one by one.
+
+    Attributes:
+        arguments: The tensors of a call.
+        outputs: Name, batch dimension and rows per item of every result, as pseudo-arguments.
+        inputs: Fresh inputs of the largest batch, on the device.
+        eager: Runs the module on a list of tensors; returns its results, then the arguments it wrote to.
+        graph: The same through the graphs.
+        tolerance: What counts as equal.
+    """
+
+    arguments: Sequence[TensorArgument]
+    outputs: Sequence[TensorArgument]
+    inputs: Tensors
+    eager: Callable[[Tensors], list[torch.Tensor]]
+    graph: Callable[[Tensors], list[torch.Tensor]]
+    tolerance: Tolerance
+    rows: int
+
+    def __post_init__(self) -> None:
+        self._reference = self._run(self.eager, 0, self.rows)
+        floats = [r for r in self._reference if r.dtype.is_floating_point and r.numel()]
+        if floats and not any(bool(torch.isfinite(r).any()) for r in floats):
+            raise BuildError(
+                "eager itself returns no finite value on random rows drawn from the samples, so nothing can be "
+                "checked; give samples that are like the real input"
+            )
+
+    def size(self, size: int, previous: int) -> str | None:
+        """Checks one recorded size; `previous` is the next smaller one (0: none).
+
+        Returns:
+            Why the graph is wrong, or None when it is right.
+
+        Raises:
+            BuildError: The rows of a batch depend on each other.
+        """
+        fewest = previous + 1
+        windows = [(0, size), ((self.rows - fewest) // 2, fewest), (self.rows - size, size)]
+        for start, count in windows:
+            got = self._run(self.graph, start, count)
+            if self._worst(got, start, count)[0] <= 1.0:
+                continue
+            exact = self._run(self.eager, start, count)
+            depends, detail = self._worst(exact, start, count)
+            if depends > 1.0:
+                raise BuildError(
+                    "the rows of a batch depend on each other: eager itself gives other values for the same rows in a "
+                    f"batch of {count} than in one of {self.rows} ({detail}). Neither padding nor chunks can be right "
+                    "for such a module"
+                )
+            wrong, detail = self._compare(got, exact)
+            if count < size and wrong > 1.0:
+                raise BuildError(
+                    f"padding {count} rows to {size} changes the real rows ({detail}): the forward computes something "
+                    "over the batch dimension, so a padded batch cannot be right"
+                )
+            return f"differs from eager: {detail or 'by more than the tolerance'}"
+        return None
+
+    def _run(self, run: Callable[[Tensors], list[torch.Tensor]], start: int, count: int) -> list[torch.Tensor]:
+        rows = [take_rows(x, a, start, count).clone() for x, a in zip(self.inputs, self.arguments, strict=True)]
+        return [value.detach().cpu() for value in run(rows)]
+
+    def _worst(self, got: Tensors, start: int, count: int) -> tuple[float, str]:
+        window = [take_rows(r, o, start, count) for r, o in zip(self._reference, self.outputs, strict=True)]
+        return self._compare(got, window)
+
+    def _compare(self, got: Tensors, expected: Tensors) -> tuple[float, str]:
+        found = (0.0, "")
+        for output, a, b in zip(self.outputs, got, expected, strict=True):
+            worst = self.tolerance.worst(a, b)
+            if worst > found[0]:
+                found = (worst, f"{output.name} by up to {_largest_error(a, b):.3g}")
+        return found
+
+
+def _largest_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    wide = torch.complex128 if a.dtype.is_complex else torch.float64
+    return float((a.to(wide) - b.to(wide)).abs().nan_to_num(nan=float("inf")).max())

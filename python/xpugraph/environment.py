@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""What ``xpugraph env`` tells: torch, SYCL's packages and libraries, runtimes, devices. No probe fails another."""
+
+from __future__ import annotations
+
+import ctypes.util
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ._version import __version__
+
+SYCL_PACKAGES = (
+    "intel-sycl-rt",
+    "intel-opencl-rt",
+    "intel-cmplr-lib-ur",
+    "intel-cmplr-lib-rt",
+    "umf",
+    "pytorch-triton-xpu",
+)
+
+
+def device_name(device_type: str) -> str:
+    """Returns a device's type with, where it can be found out, its name."""
+    import torch
+
+    try:
+        name = _sycl()["name"] if device_type == "sycl" else getattr(torch, device_type).get_device_name()
+    except Exception:  # as with the other probes
+        return device_type
+    return f"{device_type} ({name})"
+
+
+def collect() -> dict[str, Any]:
+    """Returns the findings by topic, in plain JSON types; a probe that fails leaves its reason as text."""
+    probes: dict[str, Callable[[], Any]] = {
+        "xpugraph": lambda: __version__,
+        "python": lambda: f"{sys.version.split()[0]} ({sys.executable})",
+        "platform": platform.platform,
+        "torch": _torch,
+        "sycl_packages": _sycl_packages,
+        "sycl_libraries": _sycl_libraries,
+        "runtimes": _runtimes,
+        "devices": _devices,
+        "loaded_libraries": _loaded_libraries,  # last: the probes above load them
+    }
+    return {topic: _guarded(probe) for topic, probe in probes.items()}
+
+
+def _guarded(probe: Callable[[], Any]) -> Any:
+    try:
+        return probe()
+    except Exception as error:  # a probe looks at what may be missing or broken in any way
+        return f"not available: {type(error).__name__}: {error}"
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    return {
+        "version": torch.__version__,
+        "xpu": getattr(torch.version, "xpu", None),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _sycl_packages() -> dict[str, str]:
+    found = {}
+    for package in SYCL_PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _sycl_libraries() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "libsycl": _installed_files("intel-sycl-rt", "libsycl") or ctypes.util.find_library("sycl"),
+        "adapters": _installed_files("intel-cmplr-lib-ur", r"libur_adapter_\w+"),
+        "opencl_cpu": _installed_files("intel-opencl-rt", "libintelocl"),
+    }
+    return {name: value or "not found" for name, value in found.items()}
+
+
+def _installed_files(package: str, stem: str) -> list[str]:
+    """Returns where a package has put the shared libraries whose name matches, each under its shortest name."""
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        return []
+    shortest: dict[str, Path] = {}
+    for file in sorted(files, key=lambda file: -len(file.name)):
+        match = re.fullmatch(rf"({stem})\.so[.\d]*", file.name)
+        path = Path(str(file.locate()))
+        if match and path.exists():
+            shortest[match[1]] = path
+    return sorted(str(path.resolve()) for path in shortest.values())
+
+
+def _extension() -> Any:
+    """Returns the extension, loaded the way `enable_sycl_device` does it but without making a torch device."""
+    from . import _native, devices
+
+    devices._point_to_runtime()
+    return _native.load()
+
+
+def _runtimes() -> list[str]:
+    return list(_extension().runtimes())
+
+
+def _devices() -> dict[str, Any]:
+    return {kind: _guarded(probe) for kind, probe in (("xpu", _xpu), ("cuda", _cuda), ("sycl", _sycl))}
+
+
+def _xpu() -> Any:
+    import torch
+
+    if not torch.xpu.is_available():
+        return "none"
+    return [_attributes(torch.xpu.get_device_properties(index)) for index in range(torch.xpu.device_count())]
+
+
+def _cuda() -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    return [_attributes(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
+
+
+def _attributes(properties: Any) -> dict[str, Any]:
+    names = ("name", "driver_version", "version", "total_memory", "max_compute_units", "major", "minor")
+    return {name: getattr(properties, name) for name in names if hasattr(properties, name)}
+
+
+def _sycl() -> dict[str, str]:
+    """Returns what the SYCL runtime tells of its CPU device, aspects of graphs among it."""
+    core = _extension().sycl
+    missing = core.missing()
+    if missing is not None:
+        raise RuntimeError(missing)
+    pairs = (line.partition(": ") for line in core.describe().splitlines())
+    return {name: value for name, _, value in pairs if name}
+
+
+def _loaded_libraries() -> list[str]:
+    """Returns the SYCL libraries this process has mapped, which may be others than those installed beside it."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/")}
+    wanted = ("libsycl", "libur_", "libze_", "libintelocl", "libOpenCL", "libcudart")
+    return sorted(path for path in paths if Path(path).name.startswith(wanted))
+
+
+def lines(findings: Any, indent: int = 0) -> Iterator[str]:
+    """Yields the findings as indented ``name: value`` lines."""
+    pad = "  " * indent
+    if isinstance(findings, dict):
+        for name, value in findings.items():
+            if isinstance(value, (dict, list)) and value:
+                yield f"{pad}{name}:"
+                yield from lines(value, indent + 1)
+            else:
+                yield f"{pad}{name}: {_word(value)}"
+    elif isinstance(findings, list):
+        for value in findings:
+            if isinstance(value, dict):
+                yield f"{pad}- " + ", ".join(f"{name} {_word(item)}" for name, item in value.items())
+            else:
+                yield f"{pad}- {_word(value)}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None or value == [] or value == {} else str(value)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""Recording: a module turned into graphs. Probe, allocate, capture the largest size first, check, watch."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _native
+from .batching import fresh_inputs, output_dims, take_rows
+from .call import TensorArgument, rebuild_call
+from .check import Checker, Tolerance
+from .errors import BuildError
+from .probe import run_probe
+from .progress import track
+from .recipe import Recipe
+from .structure import Leaves, Spec, describe, first_difference, flatten_node, unflatten_node
+from .watch import Snapshot
+
+if TYPE_CHECKING:
+    from .backends.graph import XPUGraphBackendConfig
+
+_SEED = 20260401  # of the check's own generator; the global ones are never touched
+
+
+class Recording:
+    """The graphs of one module, active from construction to close().
+
+    Attributes:
+        call: The native GraphedCall: ``call(*args, **kwargs)`` serves a batch.
+        dropped: Batch sizes that are not recorded although the recipe has them, with the reason.
+        record_seconds: Time spent warming up and capturing.
+
+    Raises (from the constructor, with the module as it was before):
+        BuildError: No batch size can be recorded, or the module cannot be served with padding.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        recipe: Recipe,
+        config: XPUGraphBackendConfig,
+        samples: Sequence[torch.Tensor] | None,
+        reject: Callable[[str, tuple[Any, ...], dict[str, Any]], Any],
+    ) -> None:
+        self._module = module
+        self._recipe = recipe
+        self._native = _native.load()
+        self.dropped: dict[int, str] = {}
+        self.record_seconds = 0.0
+        snapshot = Snapshot(module)
+        try:
+            with torch.no_grad(), _without_gc():
+                self._record(config, samples, reject)
+            self.call.set_watch(snapshot.watch(self._native, snapshot.changed()))
+        finally:
+            snapshot.restore()
+
+    def close(self) -> None:
+        """Destroys the graphs and gives their memory back."""
+        del self.call
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def _record(
+        self,
+        config: XPUGraphBackendConfig,
+        samples: Sequence[torch.Tensor] | None,
+        reject: Callable[[str, tuple[Any, ...], dict[str, Any]], Any],
+    ) -> None:
+        recipe = self._recipe
+        generator = torch.Generator().manual_seed(_SEED)
+        # One more row than a single recorded size: what depends on the batch size would else look right at that size.
+        rows = recipe.batch_sizes[-1] + (len(recipe.batch_sizes) == 1)
+        inputs = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
+        result, outputs = self._look_at(inputs, rows)
+        self.call = self._native.GraphedCall(
+            device=recipe.device,
+            grid=self._native.BatchGrid.from_sizes(recipe.batch_sizes),
+            parameters=[self._native.Parameter(a.name, a.positional, a.omittable, a.spec) for a in recipe.arguments],
+            inputs=[self._spec(t) for t in recipe.tensors],
+            result=result,
+            outputs=[self._spec(t) for t in outputs],
+            copy_outputs=config.copy_outputs,
+            pool_limit_bytes=config.pool_limit_bytes or 0,
+            flatten_node=flatten_node,
+            unflatten_node=unflatten_node,
+            reject=reject,
+        )
+        self._capture_all(inputs)
+        fresh = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
+        self._check_all(fresh, outputs, rows, Tolerance(config.rtol, config.atol))
+
+    def _forward(self, tensors: Sequence[torch.Tensor]) -> Any:
+        args, kwargs = rebuild_call(self._recipe.arguments, tensors)
+        return self._module(*args, **kwargs)
+
+    def _forward_flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = Leaves()
+        describe(self._forward(tensors), "output", leaves)
+        return [t.detach().resolve_conj().resolve_neg() for t in leaves.tensors]
+
+    def _look_at(self, inputs: list[torch.Tensor], rows: int) -> tuple[Spec, list[TensorArgument]]:
+        """Runs eager at two batch sizes: what the result looks like, and how it follows the batch."""
+        recipe = self._recipe
+        fewer = max((size for size in recipe.batch_sizes if size < rows), default=1)
+        found = []
+        for count in (rows, fewer):
+            tensors = [take_rows(x, t, 0, count).clone() for x, t in zip(inputs, recipe.tensors, strict=True)]
+            try:
+                if count == rows:
+                    result, written = run_probe(self._module, tensors, self._forward)
+                else:
+                    result = self._forward(tensors)
+            except BuildError:
+                raise
+            except Exception as error:
+                raise BuildError(f"eager itself raises at batch size {count}: {error}") from error
+            leaves = Leaves()
+            found.append((describe(result, "output", leaves), leaves))
+        (spec, many), (other, few) = found
+        if difference := first_difference(spec, other, "output"):
+            raise BuildError(f"the result is built differently at batch sizes {rows} and {fewer}: {difference}")
+        self._note_written(written)
+        dims = output_dims(many.names, many.tensors, few.tensors, rows, fewer)
+        for name, tensor in zip(many.names, many.tensors, strict=True):
+            if tensor.device != recipe.device:
+                raise BuildError(f"{name} is on {tensor.device}, and a graph only leaves results on {recipe.device}")
+        return spec, [
+            TensorArgument(name, t.dtype, tuple(t.shape), t.stride(), dim, per_item)
+            for name, t, (dim, per_item) in zip(many.names, many.tensors, dims, strict=True)
+        ]
+
+    def _note_written(self, written: set[int]) -> None:
+        for i in written:
+            if self._recipe.tensors[i].batch_dim is None:
+                raise BuildError(
+                    f"forward writes in place to {self._recipe.tensors[i].name}, which does not follow the batch; a "
+                    "batch served in chunks would write it more than once"
+                )
+            self._recipe.tensors[i].written = True
+
+    def _spec(self, t: TensorArgument) -> Any:
+        dim = -1 if t.batch_dim is None else t.batch_dim
+        return self._native.TensorSpec(t.name, t.dtype, list(t.shape), list(t.strides), dim, t.rows_per_item, t.written)
+
+    def _capture_all(self, inputs: list[torch.Tensor]) -> None:
+        """Warms up and captures every size, the largest first, so that the smaller ones fit into its memory."""
+        start = time.perf_counter()
+        for size in track(self._recipe.batch_sizes[::-1], "recording"):
+            try:
+                static = self.call.static_inputs(size)
+                self._fill(static, inputs, size)
+                self._forward(static)  # warm-up: nothing may be initialised inside a capture
+                self._fill(static, inputs, size)
+                _synchronize(self._recipe.device)
+                self.call.record(size, self._forward_flat)
+            except Exception as error:  # noqa: BLE001  a model may raise anything; that size is dropped and named
+                self.dropped[size] = f"{type(error).__name__}: {error}"
+        self.record_seconds = time.perf_counter() - start
+        self._need_sizes()
+
+    def _fill(self, static: list[torch.Tensor], inputs: list[torch.Tensor], size: int) -> None:
+        for slot, x, t in zip(static, inputs, self._recipe.tensors, strict=True):
+            slot.copy_(take_rows(x, t, 0, size))
+
+    def _check_all(
+        self, inputs: list[torch.Tensor], outputs: list[TensorArgument], rows: int, tolerance: Tolerance
+    ) -> None:
+        written = [i for i, t in enumerate(self._recipe.tensors) if t.written]
+        checked = outputs + [self._recipe.tensors[i] for i in written]
+
+        def eager(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return self._forward_flat(tensors) + [tensors[i] for i in written]
+
+        def graph(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            args, kwargs = rebuild_call(self._recipe.arguments, tensors)
+            leaves = Leaves()
+            describe(self.call(*args, **kwargs), "output", leaves)
+            return leaves.tensors + [tensors[i] for i in written]
+
+        checker = Checker(self._recipe.tensors, checked, inputs, eager, graph, tolerance, rows)
+        previous = 0
+        for size in track(list(self.call.sizes), "checking"):
+            if (reason := checker.size(size, previous)) is None:
+                previous = size
+            else:
+                self.dropped[size] = reason
+                self.call.drop(size)
+        self._need_sizes()
+
+    def _need_sizes(self) -> None:
+        if not self.call.sizes:
+            listed = "\n".join(f"  {size}: {reason}" for size, reason in sorted(self.dropped.items()))
+            raise BuildError(f"no batch size could be recorded:\n{listed}")
+
+
+def _synchronize(device: torch.device) -> None:
+    """Waits for the current stream, never for the whole device."""
+    getattr(torch, device.type).current_stream().synchronize()
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Collects once, then not: a cycle collected inside a capture would free device memory there."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

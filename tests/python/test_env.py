@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""What ``xpugraph env`` tells, and that it tells it whatever is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from xpugraph import cli, environment
+
+
+def test_env_without_the_native_module_still_tells_the_rest(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xpugraph._native", None)
+    monkeypatch.delattr("xpugraph._native", raising=False)
+    outcome = CliRunner().invoke(cli.main, ["env"])
+    assert outcome.exit_code == 0 and f"version: {torch.__version__}" in outcome.stdout
+    assert "runtimes: not available: " in outcome.stdout and "Traceback" not in outcome.output
+    findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
+    assert findings["torch"]["version"] == torch.__version__
+    assert set(findings["devices"]) == {"xpu", "cuda", "sycl"} and findings["runtimes"].startswith("not available")
+
+
+def test_env_survives_every_probe_failing(monkeypatch):
+    def broken(*_):
+        raise OSError("gone")
+
+    for probe in ("_torch", "_sycl_packages", "_sycl_libraries", "_runtimes", "_devices", "_loaded_libraries"):
+        monkeypatch.setattr(environment, probe, broken)
+    outcome = CliRunner().invoke(cli.main, ["env"])
+    assert outcome.exit_code == 0 and outcome.stdout.count("not available: OSError: gone") == 6
+
+
+def test_env_lines_indent_what_is_nested():
+    findings = {"a": 1, "b": {"c": None, "d": ["x"], "e": []}, "f": [{"name": "gpu", "ok": True}]}
+    assert list(environment.lines(findings)) == [
+        "a: 1", "b:", "  c: none", "  d:", "    - x", "  e: none", "f:", "  - name gpu, ok yes",
+    ]  # fmt: skip
+
+
+def test_env_tells_the_sycl_device():
+    try:
+        built = environment._extension().runtimes()
+    except ImportError as error:
+        pytest.skip(str(error))
+    if "sycl" not in built:
+        pytest.skip("this build has no SYCL runtime")
+    findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
+    assert "sycl" in findings["runtimes"] and "not available" not in json.dumps(findings["devices"]["sycl"])
+    assert any("libsycl" in path for path in findings["loaded_libraries"])
