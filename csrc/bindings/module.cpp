@@ -47,8 +47,8 @@ void translate(std::exception_ptr pointer) {
 std::unique_ptr<GraphedCall> make_graphed_call(const at::Device& device, const BatchGrid& grid,
                                                std::vector<Parameter> parameters, std::vector<TensorSpec> inputs,
                                                const py::tuple& result, std::vector<TensorSpec> outputs,
-                                               bool copy_outputs, std::size_t pool_limit_bytes,
-                                               py::object flatten_node, py::object unflatten_node, py::object reject) {
+                                               bool copy_outputs, std::size_t pool_limit_bytes, py::object flatten_node,
+                                               py::object unflatten_node, py::object reject) {
   auto module = std::make_unique<GraphedModule>(runtime_for(device), device, grid, inputs, std::move(outputs),
                                                 GraphedModuleOptions{copy_outputs, pool_limit_bytes});
   CallSignature signature(std::move(parameters), std::move(inputs), device, std::move(flatten_node));
@@ -63,11 +63,14 @@ void bind_core(py::module_& m) {
       .def_property_readonly("sizes", &BatchGrid::sizes)
       .def_property_readonly("largest", &BatchGrid::largest)
       .def("ceil", &BatchGrid::ceil, py::arg("batch"))
-      .def("plan", [](const BatchGrid& grid, std::int64_t batch) {
+      .def(
+          "plan",
+          [](const BatchGrid& grid, std::int64_t batch) {
             std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> chunks;
             for (const Chunk c : BatchPlan(grid, batch)) chunks.emplace_back(c.size, c.offset, c.rows);
             return chunks;
-          }, py::arg("batch"));
+          },
+          py::arg("batch"));
   py::class_<PoolStats>(m, "PoolStats")
       .def_readonly("reserved", &PoolStats::reserved)
       .def_readonly("used", &PoolStats::used)
@@ -79,8 +82,8 @@ void bind_torch(py::module_& m) {
       .def(py::init([](std::string name, at::ScalarType dtype, std::vector<std::int64_t> shape,
                        std::vector<std::int64_t> strides, std::int64_t batch_dim, std::int64_t rows_per_item,
                        bool written) {
-             return TensorSpec{std::move(name), dtype, std::move(shape), std::move(strides), batch_dim, rows_per_item,
-                               written};
+             return TensorSpec{std::move(name), dtype,         std::move(shape), std::move(strides),
+                               batch_dim,       rows_per_item, written};
            }),
            py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("strides"), py::arg("batch_dim") = -1,
            py::arg("rows_per_item") = 1, py::arg("written") = false);
@@ -102,12 +105,16 @@ void bind_torch(py::module_& m) {
       .def("record", &GraphedCall::record, py::arg("size"), py::arg("forward"))
       .def("replay", &GraphedCall::replay, py::arg("size"))
       .def("set_watch", &GraphedCall::set_watch, py::arg("watch"))
-      .def("static_inputs", [](GraphedCall& call, std::int64_t size) { return call.module().static_inputs(size); },
-           py::arg("size"))
-      .def("drop", [](GraphedCall& call, std::int64_t size) { call.module().drop(size); }, py::arg("size"))
-      .def("nodes", [](GraphedCall& call, std::int64_t size) { return call.module().nodes(size); }, py::arg("size"))
-      .def("pool_bytes_of", [](GraphedCall& call, std::int64_t size) { return call.module().pool_bytes_of(size); },
-           py::arg("size"))
+      .def(
+          "static_inputs", [](GraphedCall& call, std::int64_t size) { return call.module().static_inputs(size); },
+          py::arg("size"))
+      .def(
+          "drop", [](GraphedCall& call, std::int64_t size) { call.module().drop(size); }, py::arg("size"))
+      .def(
+          "nodes", [](GraphedCall& call, std::int64_t size) { return call.module().nodes(size); }, py::arg("size"))
+      .def(
+          "pool_bytes_of", [](GraphedCall& call, std::int64_t size) { return call.module().pool_bytes_of(size); },
+          py::arg("size"))
       .def_property_readonly("sizes", [](GraphedCall& call) { return call.module().sizes(); })
       .def_property_readonly("pool_stats", [](GraphedCall& call) { return call.module().pool_stats(); })
       .def_property_readonly("input_bytes", [](GraphedCall& call) { return call.module().input_bytes(); })

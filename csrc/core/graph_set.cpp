@@ -104,6 +104,12 @@ void GraphSet::replay(std::int64_t size, Stream stream) {
   runtime_->replay(graph, stream);
 }
 
+void GraphSet::replay(std::int64_t size, Stream stream, Transfers before, Transfers after) {
+  Executable& graph = at(size);
+  enter(stream);
+  runtime_->replay(graph, stream, before, after);
+}
+
 std::vector<std::int64_t> GraphSet::sizes() const {
   std::vector<std::int64_t> sizes;
   sizes.reserve(count_);

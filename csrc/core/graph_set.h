@@ -53,6 +53,8 @@ class GraphSet {
   /// Submits the graph of `size` to `stream`; enters the stream first when that has not been done.
   /// @throws StateError when `size` is not recorded. @throws CaptureError when a recording is in progress.
   void replay(std::int64_t size, Stream stream);
+  /// The same between two groups of transfers, which fill the inputs of this replay and take its outputs.
+  void replay(std::int64_t size, Stream stream, Transfers before, Transfers after);
 
   // ---- queries ----------------------------------------------------------------------------------------------------
   bool contains(std::int64_t size) const { return find(size) != nullptr; }

@@ -4,6 +4,8 @@
 /// Owns nothing of the runtime's. Throws Error leaves. Threads: all calls from any thread; "current" is per thread.
 #pragma once
 
+#include <functional>
+
 #include "runtime/graph_runtime.h"
 
 namespace xpugraph {
@@ -27,6 +29,12 @@ class DeviceHooks {
   virtual void begin_allocate_to_pool(Stream stream, PoolId pool) = 0;
   virtual void end_allocate_to_pool(Stream stream, PoolId pool) noexcept = 0;
 
+  /// Has `before` and `after` run around what was gathered on `stream`, at every replay of the capture in progress. They
+  /// must not throw. False when the device runs no host code in its streams, or nothing was gathered.
+  virtual bool enclose_capture(Stream stream, std::function<void()> before, std::function<void()> after) {
+    (void)stream, (void)before, (void)after;
+    return false;
+  }
   /// Called right before recording ends: submit what the device has gathered but not yet submitted to `stream`.
   /// May throw a pending error of the capture (for example an operator that cannot be captured).
   virtual void flush_capture(Stream stream) { (void)stream; }

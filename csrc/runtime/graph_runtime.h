@@ -28,6 +28,12 @@ struct Transfer {
   std::size_t bytes = 0;
 };
 
+/// Transfers of one submission, in order. Does not own them.
+struct Transfers {
+  const Transfer* data = nullptr;
+  std::size_t count = 0;
+};
+
 /// Names a memory pool of the device's allocator. 0 is no pool.
 using PoolId = std::uint64_t;
 
@@ -84,6 +90,12 @@ class GraphRuntime {
   virtual void abort_capture() noexcept = 0;
   /// Submits the graph to `stream`. The caller orders replays that share memory.
   virtual void replay(Executable& executable, Stream stream) = 0;
+  /// The same between two groups of transfers. A device that can do all three in one submission does.
+  virtual void replay(Executable& executable, Stream stream, Transfers before, Transfers after) {
+    if (before.count != 0) transfer(stream, before.data, before.count);
+    replay(executable, stream);
+    if (after.count != 0) transfer(stream, after.data, after.count);
+  }
 };
 
 }  // namespace xpugraph

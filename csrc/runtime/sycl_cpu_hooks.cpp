@@ -55,6 +55,10 @@ void SyclCpuHooks::end_allocate_to_pool(Stream stream, PoolId pool) noexcept {
   allocator_.end_allocate_to_pool(stream, pool);
 }
 
+bool SyclCpuHooks::enclose_capture(Stream stream, std::function<void()> before, std::function<void()> after) {
+  return sycl_cpu::enclose_gathered(stream, std::move(before), std::move(after));
+}
+
 void SyclCpuHooks::flush_capture(Stream stream) {
   std::string refusal;
   {

@@ -4,6 +4,7 @@
 /// Threads: any; the current stream is per thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,6 +30,7 @@ class SyclCpuHooks final : public DeviceHooks {
   void begin_allocate_to_pool(Stream stream, PoolId pool) override;
   void end_allocate_to_pool(Stream stream, PoolId pool) noexcept override;
 
+  bool enclose_capture(Stream stream, std::function<void()> before, std::function<void()> after) override;
   /// Records what was gathered. @throws CaptureError when refuse_capture was called since the capture began.
   void flush_capture(Stream stream) override;
   void discard_capture(Stream stream) noexcept override;

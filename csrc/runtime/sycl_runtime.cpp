@@ -32,14 +32,61 @@ std::size_t replays_in_flight(bool cpu, std::size_t nodes) {
   return nodes == 1 ? 16 : 1;
 }
 
+void carry_out(const std::vector<Transfer>& transfers) {
+  for (const Transfer& piece : transfers) {
+    if (piece.src == nullptr)
+      std::memset(piece.dst, 0, piece.bytes);
+    else
+      std::memcpy(piece.dst, piece.src, piece.bytes);
+  }
+}
+
+/// Transfers that a graph of one host_task carries out itself, before and after its work: what nodes with updated
+/// pointers are on a GPU. One entry a replay, taken in the order of submission, which is the order in which replays of
+/// one graph run. Any thread puts, the worker takes.
+class CallBlocks {
+ public:
+  void put(Transfers before, Transfers after) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocks_.push_back({{before.data, before.data + before.count}, {after.data, after.data + after.count}});
+  }
+  /// Takes back the newest entry, when its replay could not be submitted.
+  void unput() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocks_.pop_back();
+  }
+  void before() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      current_ = std::move(blocks_.front());
+      blocks_.pop_front();
+    }
+    carry_out(current_.before);
+  }
+  void after() { carry_out(current_.after); }
+
+ private:
+  struct Block {
+    std::vector<Transfer> before, after;
+  };
+  std::mutex mutex_;
+  std::deque<Block> blocks_;
+  Block current_;  // of the worker
+};
+
 class SyclExecutable final : public Executable {
  public:
-  SyclExecutable(ExecutableGraph graph, std::size_t nodes, bool cpu)
-      : graph_(std::move(graph)), nodes_(nodes), most_in_flight_(replays_in_flight(cpu, nodes)) {}
+  /// `blocks` when the graph takes its transfers from there, else null.
+  SyclExecutable(ExecutableGraph graph, std::size_t nodes, bool cpu, std::shared_ptr<CallBlocks> blocks)
+      : graph_(std::move(graph)),
+        nodes_(nodes),
+        most_in_flight_(replays_in_flight(cpu, nodes)),
+        blocks_(std::move(blocks)) {}
 
   std::size_t nodes() const override { return nodes_; }
+  bool takes_transfers() const { return blocks_ != nullptr; }
 
-  void submit(sycl::queue& queue) {
+  void submit(sycl::queue& queue, Transfers before = {}, Transfers after = {}) {
     if (most_in_flight_ == std::numeric_limits<std::size_t>::max()) {
       queue.ext_oneapi_graph(graph_);
       return;
@@ -49,13 +96,20 @@ class SyclExecutable final : public Executable {
       in_flight_.front().wait();
       in_flight_.pop_front();
     }
-    in_flight_.push_back(queue.ext_oneapi_graph(graph_));
+    if (blocks_) blocks_->put(before, after);
+    try {
+      in_flight_.push_back(queue.ext_oneapi_graph(graph_));
+    } catch (...) {
+      if (blocks_) blocks_->unput();
+      throw;
+    }
   }
 
  private:
   const ExecutableGraph graph_;
   const std::size_t nodes_;
   const std::size_t most_in_flight_;
+  const std::shared_ptr<CallBlocks> blocks_;
   std::mutex mutex_;
   std::deque<sycl::event> in_flight_;
 };
@@ -119,15 +173,23 @@ class GraphScope {
   GraphScope& operator=(const GraphScope&) = delete;
 
   ModifiableGraph& finish() {
+    if (graph_.get_nodes().empty()) {
+      auto blocks = std::make_shared<CallBlocks>();
+      if (hooks_.enclose_capture(stream_, [blocks] { blocks->before(); }, [blocks] { blocks->after(); }))
+        blocks_ = std::move(blocks);
+    }
     hooks_.flush_capture(stream_);
     graph_.end_recording(queue_of(stream_));
     return graph_;
   }
+  /// After finish(): where the graph takes its transfers from, or null.
+  std::shared_ptr<CallBlocks> blocks() const { return blocks_; }
 
  private:
   DeviceHooks& hooks_;
   const Stream stream_;
   ModifiableGraph graph_;
+  std::shared_ptr<CallBlocks> blocks_;
 };
 
 /// There is one capture stream per device, so captures exclude each other from begin to end. One lock for all devices:
@@ -167,7 +229,21 @@ class SyclRuntime final : public GraphRuntime {
     if (is_recording(first) || is_recording(second)) {
       throw CaptureError("streams cannot be ordered while one of them is recording a graph");
     }
-    second.ext_oneapi_submit_barrier({first.ext_oneapi_submit_barrier()});
+    if (first.get_device().is_cpu())
+      order_on_cpu(second, first);
+    else if (!first.get_device().is_cpu()) {
+      second.ext_oneapi_submit_barrier({first.ext_oneapi_submit_barrier()});
+      return;
+    }
+    // Work on a CPU device is host_tasks, and a barrier after one may deadlock: the thread that runs host_tasks
+    // submits the barrier, and waits in there for the next host_task. A host_task that depends on a host_task is only
+    // bookkeeping.
+    const auto mark = [](sycl::handler& handler) { handler.host_task([] {}); };
+    const sycl::event reached = first.submit(mark);
+    second.submit([&](sycl::handler& handler) {
+      handler.depends_on(reached);
+      mark(handler);
+    });
   }
 
   void synchronize(Stream stream) override { hooks_->synchronize(stream); }
@@ -215,7 +291,7 @@ class SyclRuntime final : public GraphRuntime {
       const std::size_t nodes = graph.get_nodes().size();
       if (nodes == 0) throw CaptureError("nothing was recorded: no work was submitted to the capture stream");
       const bool cpu = queue_of(capture->stream.stream).get_device().is_cpu();
-      return std::make_unique<SyclExecutable>(graph.finalize(), nodes, cpu);
+      return std::make_unique<SyclExecutable>(graph.finalize(), nodes, cpu, capture->graph.blocks());
     } catch (const sycl::exception& error) {
       throw CaptureError(std::string("the recorded graph could not be finished: ") + error.what());
     }
@@ -227,22 +303,31 @@ class SyclRuntime final : public GraphRuntime {
     static_cast<SyclExecutable&>(executable).submit(queue_of(stream));
   }
 
+  void replay(Executable& executable, Stream stream, Transfers before, Transfers after) override {
+    auto& graph = static_cast<SyclExecutable&>(executable);
+    if (graph.takes_transfers())
+      graph.submit(queue_of(stream), before, after);
+    else
+      GraphRuntime::replay(executable, stream, before, after);
+  }
+
  private:
+  /// A barrier that depends on a host_task of another queue makes the runtime's one host_task thread wait for a
+  /// host_task, which then never runs: two queues ordered by barriers come to a stop sooner or later. host_tasks that
+  /// depend on host_tasks are scheduled without waiting.
+  static void order_on_cpu(sycl::queue& after, sycl::queue& before) {
+    const sycl::event passed = before.submit([](sycl::handler& handler) { handler.host_task([] {}); });
+    after.submit([&](sycl::handler& handler) {
+      handler.depends_on(passed);
+      handler.host_task([] {});
+    });
+  }
+
   /// On the OpenCL CPU device a memcpy command costs 17 us and another 40 us when host_tasks come before or after it,
   /// while one host_task costs 11 us however many pieces it copies.
   static void transfer_on_cpu(sycl::queue& queue, std::vector<Transfer> work) {
     auto shared = std::make_shared<const std::vector<Transfer>>(std::move(work));
-    queue.submit([&](sycl::handler& handler) {
-      handler.host_task([shared] {
-        for (const Transfer& piece : *shared) {
-          if (piece.src == nullptr) {
-            std::memset(piece.dst, 0, piece.bytes);
-          } else {
-            std::memcpy(piece.dst, piece.src, piece.bytes);
-          }
-        }
-      });
-    });
+    queue.submit([&](sycl::handler& handler) { handler.host_task([shared] { carry_out(*shared); }); });
   }
 
   std::shared_ptr<DeviceHooks> hooks_;

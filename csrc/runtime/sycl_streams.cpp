@@ -46,6 +46,7 @@ struct StreamState : sycl::queue {
   std::atomic<int> in_flight{0};
   std::mutex mutex;
   std::vector<Closure> gathered;
+  Closure before, after;  // around what is gathered; empty: nothing
 };
 
 /// The first failure since the last synchronisation.
@@ -163,10 +164,14 @@ sycl::event submit_host_task(StreamState& state, Task task) {
   return state.submit([&](sycl::handler& handler) { handler.host_task([shared] { (*shared)(); }); });
 }
 
-void submit_gathered(StreamState& state, std::vector<Closure> closures) {
+void submit_gathered(StreamState& state) {
+  std::vector<Closure> closures = std::exchange(state.gathered, {});
+  Closure before = std::exchange(state.before, {}), after = std::exchange(state.after, {});
   if (closures.empty()) return;
-  submit_host_task(state, [closures = std::move(closures)] {
+  submit_host_task(state, [closures = std::move(closures), before = std::move(before), after = std::move(after)] {
+    if (before) before();
     for (const Closure& closure : closures) run(closure);
+    if (after) after();
   });
 }
 
@@ -232,7 +237,7 @@ void submit(Stream stream, Closure closure) {
   }
   std::lock_guard<std::mutex> lock(state.mutex);
   state.gathered.push_back(std::move(closure));
-  if (!gather()) submit_gathered(state, std::exchange(state.gathered, {}));
+  if (!gather()) submit_gathered(state);
 }
 
 void synchronize(Stream stream) {
@@ -270,16 +275,26 @@ bool recording(Stream stream) { return state_of(stream).is_recording(); }
 void set_gather(bool gather) { the_device().gather.store(gather); }
 bool gather() { return the_device().gather.load(); }
 
+bool enclose_gathered(Stream stream, Closure before, Closure after) {
+  StreamState& state = state_of(stream);
+  std::lock_guard<std::mutex> lock(state.mutex);
+  if (state.gathered.empty()) return false;
+  state.before = std::move(before);
+  state.after = std::move(after);
+  return true;
+}
+
 void flush_gathered(Stream stream) {
   StreamState& state = state_of(stream);
   std::lock_guard<std::mutex> lock(state.mutex);
-  submit_gathered(state, std::exchange(state.gathered, {}));
+  submit_gathered(state);
 }
 
 void discard_gathered(Stream stream) noexcept {
   StreamState& state = state_of(stream);
   std::lock_guard<std::mutex> lock(state.mutex);
   state.gathered.clear();
+  state.before = state.after = {};
 }
 
 struct Event::State {
@@ -314,7 +329,11 @@ void Event::block(Stream stream) const {
   if (done()) return;
   StreamState& state = state_of(stream);
   if (state.is_recording()) throw CaptureError("a stream that is recording a graph cannot wait for work outside of it");
-  state.ext_oneapi_submit_barrier({state_->event});
+  // Not a barrier: see SyclRuntime's order_on_cpu.
+  state.submit([&](sycl::handler& handler) {
+    handler.depends_on(state_->event);
+    handler.host_task([] {});
+  });
 }
 
 double Event::elapsed_ms_until(const Event& later) const {

@@ -47,6 +47,9 @@ bool recording(Stream stream);
 /// Gathered (default) or one node per closure (debug).
 void set_gather(bool gather);
 bool gather();
+/// Has `before` and `after` run around what is gathered on `stream` now, once it is flushed, even where a closure
+/// fails or is skipped. They must not throw. False when nothing is gathered.
+bool enclose_gathered(Stream stream, Closure before, Closure after);
 /// Records what was gathered on `stream` as one node; forgets it.
 void flush_gathered(Stream stream);
 void discard_gathered(Stream stream) noexcept;

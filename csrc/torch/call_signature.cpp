@@ -44,10 +44,14 @@ std::string list_of(at::IntArrayRef sizes) {
 
 const char* kind_name(Node::Kind kind) {
   switch (kind) {
-    case Node::Kind::kTuple: return "tuple";
-    case Node::Kind::kList: return "list";
-    case Node::Kind::kDict: return "dict";
-    default: return "object";
+    case Node::Kind::kTuple:
+      return "tuple";
+    case Node::Kind::kList:
+      return "list";
+    case Node::Kind::kDict:
+      return "dict";
+    default:
+      return "object";
   }
 }
 
@@ -104,7 +108,9 @@ std::string describe_shape(const TensorSpec& spec) {
 
 CallSignature::CallSignature(std::vector<Parameter> parameters, std::vector<TensorSpec> tensors, at::Device device,
                              py::object flatten_node)
-    : parameters_(std::move(parameters)), tensors_(std::move(tensors)), device_(device),
+    : parameters_(std::move(parameters)),
+      tensors_(std::move(tensors)),
+      device_(device),
       flatten_node_(std::move(flatten_node)) {
   for (const Parameter& parameter : parameters_) {
     positional_count_ += parameter.positional;
@@ -154,11 +160,13 @@ Reason CallSignature::match(PyObject* args, PyObject* kwargs, Match& match) cons
 
 Reason CallSignature::match_node(const Node& node, PyObject* object, Match& match) const {
   switch (node.kind) {
-    case Node::Kind::kTensor: return match_tensor(tensors_[node.index], object, match);
+    case Node::Kind::kTensor:
+      return match_tensor(tensors_[node.index], object, match);
     case Node::Kind::kConstant:
       if (same_constant(node.value.ptr(), object)) return std::nullopt;
       return " is " + repr(object) + "; recorded with " + repr(node.value.ptr());
-    case Node::Kind::kOpaque: return match_opaque(node, object, match);
+    case Node::Kind::kOpaque:
+      return match_opaque(node, object, match);
     case Node::Kind::kDict: {
       if (!PyDict_CheckExact(object)) return " is a " + type_of(object) + "; recorded with a dict";
       for (std::size_t i = 0; i < node.children.size(); ++i) {
@@ -235,8 +243,10 @@ Reason CallSignature::match_tensor(const TensorSpec& spec, PyObject* object, Mat
 py::object build_object(const Node& node, const std::vector<at::Tensor>& tensors, const py::object& unflatten_node) {
   const auto child = [&](std::size_t i) { return build_object(node.children[i], tensors, unflatten_node); };
   switch (node.kind) {
-    case Node::Kind::kTensor: return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors[node.index]));
-    case Node::Kind::kConstant: return node.value;
+    case Node::Kind::kTensor:
+      return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors[node.index]));
+    case Node::Kind::kConstant:
+      return node.value;
     case Node::Kind::kTuple: {
       py::tuple tuple(node.children.size());
       for (std::size_t i = 0; i < node.children.size(); ++i) tuple[i] = child(i);

@@ -21,10 +21,10 @@ namespace py = pybind11;
 struct Node {
   enum class Kind { kTensor, kConstant, kTuple, kList, kDict, kOpaque };
   Kind kind = Kind::kConstant;
-  std::size_t index = 0;          ///< kTensor: number of the leaf
-  py::object value;               ///< kConstant: the value; kOpaque: the type
-  py::object context;             ///< kOpaque: what the type's flattening says beside the children
-  std::vector<py::object> keys;   ///< kDict: one a child
+  std::size_t index = 0;         ///< kTensor: number of the leaf
+  py::object value;              ///< kConstant: the value; kOpaque: the type
+  py::object context;            ///< kOpaque: what the type's flattening says beside the children
+  std::vector<py::object> keys;  ///< kDict: one a child
   std::vector<Node> children;
 
   /// From the nested tuples of xpugraph.structure: ("tensor", i), ("const", v), ("tuple"|"list", [..]),
@@ -34,9 +34,9 @@ struct Node {
 
 /// One parameter of forward.
 struct Parameter {
-  std::string name;       ///< empty for an item of *args
-  bool positional = true; ///< may be given by position
-  bool omittable = false; ///< recorded with its default value, so a call may leave it out
+  std::string name;        ///< empty for an item of *args
+  bool positional = true;  ///< may be given by position
+  bool omittable = false;  ///< recorded with its default value, so a call may leave it out
   Node node;
 };
 

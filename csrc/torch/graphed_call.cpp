@@ -9,8 +9,12 @@ namespace xpugraph {
 
 GraphedCall::GraphedCall(std::unique_ptr<GraphedModule> module, CallSignature signature, Node result,
                          py::object unflatten_node, py::object reject)
-    : module_(std::move(module)), signature_(std::move(signature)), result_(std::move(result)),
-      unflatten_node_(std::move(unflatten_node)), reject_(std::move(reject)), device_type_(signature_.device().type()) {
+    : module_(std::move(module)),
+      signature_(std::move(signature)),
+      result_(std::move(result)),
+      unflatten_node_(std::move(unflatten_node)),
+      reject_(std::move(reject)),
+      device_type_(signature_.device().type()) {
   autocast_ = at::autocast::is_autocast_enabled(device_type_);
   if (autocast_) autocast_dtype_ = at::autocast::get_autocast_dtype(device_type_);
 }
@@ -33,9 +37,10 @@ py::object GraphedCall::operator()(const py::args& args, const py::kwargs& kwarg
   // Looked at while the device works: what the graphs read is kept alive, so a late "no" costs nothing but this result.
   const std::string& changed = watch_.changed();
   if (!changed.empty())
-    throw StateError("'" + changed + "' of the module was replaced after recording (for example by load_state_dict(assign=True), " +
-                     ".to(), train() or an assignment), and the graphs still use what was recorded. Change weights in " +
-                     "place (copy_, load_state_dict), or deactivate() and activate() the backend to record again");
+    throw StateError(
+        "'" + changed + "' of the module was replaced after recording (for example by load_state_dict(assign=True), " +
+        ".to(), train() or an assignment), and the graphs still use what was recorded. Change weights in " +
+        "place (copy_, load_state_dict), or deactivate() and activate() the backend to record again");
   ++calls_;
   return build_object(result_, outputs, unflatten_node_);
 }

@@ -48,17 +48,25 @@ GraphedModule::Results GraphedModule::hold(Tensors&& outputs, std::int64_t size)
   if (outputs.size() != output_specs_.size())
     throw CaptureError("batch size " + std::to_string(size) + ": forward returned " + std::to_string(outputs.size()) +
                        " tensors, and " + std::to_string(output_specs_.size()) + " in the first run");
+  // Without autograd's view information, which would keep the tensor that an output is a view of.
+  std::unordered_map<const c10::StorageImpl*, std::size_t> ours;
+  for (at::Tensor& output : outputs) {
+    output = output.variable_data();
+    ++ours[output.storage().unsafeGetStorageImpl()];
+  }
   Results held;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const TensorSpec& spec = output_specs_[i];
-    at::Tensor& output = outputs[i];
+    const at::Tensor& output = outputs[i];
     if (output.device() != device_ || output.scalar_type() != spec.dtype || output.sizes() != spec.shape_for(size)) {
       std::ostringstream text;
       text << "batch size " << size << ": " << spec.name << " is " << output.scalar_type() << output.sizes() << " on "
            << output.device() << ", expected " << spec.dtype << describe_shape(spec) << " on " << device_;
       throw CaptureError(text.str());
     }
-    held.emplace_back(spec, std::move(output), graphs_);
+    // Memory that somebody else holds (a parameter, an argument, a cache) is not the pool's to give to the next capture.
+    const bool held_elsewhere = output.storage().use_count() > ours[output.storage().unsafeGetStorageImpl()];
+    held.emplace_back(spec, output, held_elsewhere, graphs_);
   }
   return held;
 }
@@ -77,40 +85,27 @@ GraphedModule::Tensors GraphedModule::run(const Tensors& inputs, std::int64_t ba
   const Stream stream = runtime_->current_stream(device_.index() < 0 ? 0 : device_.index());
   const BatchPlan plan(grid_, batch_size);
   graphs_->enter(stream);
+  const bool lend = !options_.copy_outputs && plan.chunks() == 1;
   Tensors outputs;
   for (const Chunk chunk : plan) {
-    fill(inputs, chunk, stream);
-    graphs_->replay(chunk.size, stream);
+    const Results& results = results_.at(chunk.size);
+    before_.clear();
+    after_.clear();
+    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].fill(inputs[i], chunk, before_);
+    if (chunk.offset == 0)
+      for (const Result& result : results)
+        outputs.push_back(lend ? result.lend(chunk.rows) : result.allocate(batch_size));
+    if (!lend)
+      for (std::size_t i = 0; i < results.size(); ++i) results[i].transfer_to(outputs[i], chunk, after_);
+    graphs_->replay(chunk.size, stream, {before_.data(), before_.size()}, {after_.data(), after_.size()});
     ++replays_;
-    if (writes_inputs_) write_back(inputs, chunk);
-    if (!options_.copy_outputs && plan.chunks() == 1) {
-      for (const Result& result : results_.at(chunk.size)) outputs.push_back(result.lend(chunk.rows));
-      return outputs;
-    }
-    collect(outputs, chunk, batch_size, stream);
+    if (writes_inputs_)
+      for (std::size_t i = 0; i < slots_.size(); ++i)
+        if (slots_[i].spec().written) slots_[i].write_back(inputs[i], chunk);
+    if (!lend)
+      for (std::size_t i = 0; i < results.size(); ++i) results[i].copy_to(outputs[i], chunk);
   }
   return outputs;
-}
-
-void GraphedModule::fill(const Tensors& inputs, const Chunk& chunk, Stream stream) {
-  transfers_.clear();
-  for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].fill(inputs[i], chunk, transfers_);
-  if (!transfers_.empty()) runtime_->transfer(stream, transfers_.data(), transfers_.size());
-}
-
-void GraphedModule::write_back(const Tensors& inputs, const Chunk& chunk) const {
-  for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (slots_[i].spec().written) slots_[i].write_back(inputs[i], chunk);
-}
-
-void GraphedModule::collect(Tensors& outputs, const Chunk& chunk, std::int64_t batch_size, Stream stream) {
-  const Results& results = results_.at(chunk.size);
-  transfers_.clear();
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    if (outputs.size() <= i) outputs.push_back(results[i].allocate(batch_size));
-    results[i].copy_to(outputs[i], chunk, transfers_);
-  }
-  if (!transfers_.empty()) runtime_->transfer(stream, transfers_.data(), transfers_.size());
 }
 
 void GraphedModule::replay(std::int64_t size) {

@@ -51,8 +51,8 @@ class GraphedModule {
   /// Replays one size on the current stream with whatever its buffers hold.
   void replay(std::int64_t size);
 
-  std::vector<std::int64_t> sizes() const;             ///< what is recorded, ascending
-  std::size_t nodes(std::int64_t size) const;          ///< of one graph; never 0
+  std::vector<std::int64_t> sizes() const;     ///< what is recorded, ascending
+  std::size_t nodes(std::int64_t size) const;  ///< of one graph; never 0
   PoolStats pool_stats() const;
   std::size_t pool_bytes_of(std::int64_t size) const;  ///< what recording this size added to the pool
   std::size_t input_bytes() const;                     ///< of the padded input buffers
@@ -63,9 +63,6 @@ class GraphedModule {
   using Results = std::vector<Result>;
 
   Results hold(Tensors&& outputs, std::int64_t size) const;
-  void fill(const Tensors& inputs, const Chunk& chunk, Stream stream);
-  void write_back(const Tensors& inputs, const Chunk& chunk) const;
-  void collect(Tensors& outputs, const Chunk& chunk, std::int64_t batch_size, Stream stream);
 
   std::shared_ptr<GraphRuntime> runtime_;
   at::Device device_;
@@ -76,7 +73,8 @@ class GraphedModule {
   BatchGrid grid_;                    ///< what is recorded
   std::shared_ptr<GraphSet> graphs_;  ///< shared with lent results, whose memory is in its pool
   std::unordered_map<std::int64_t, Results> results_;
-  std::vector<Transfer> transfers_;   ///< scratch of a call
+  std::vector<Transfer> before_;  ///< scratch of a call: into the slots
+  std::vector<Transfer> after_;   ///< scratch of a call: out of the results
   std::int64_t recordings_ = 0;
   std::int64_t replays_ = 0;
   mutable std::mutex mutex_;

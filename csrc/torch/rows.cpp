@@ -87,7 +87,7 @@ void Slot::write_back(at::Tensor target, const Chunk& chunk) const {
   target.narrow(dim, k * chunk.offset, k * chunk.rows).copy_(view(chunk.size).narrow(dim, 0, k * chunk.rows));
 }
 
-Result::Result(const TensorSpec& spec, at::Tensor&& output, std::shared_ptr<void> pool) : spec_(&spec) {
+Result::Result(const TensorSpec& spec, const at::Tensor& output, bool keep, std::shared_ptr<void> pool) : spec_(&spec) {
   void* data = output.numel() > 0 ? output.mutable_data_ptr() : nullptr;
   alias_ = at::for_blob(data, output.sizes())
                .strides(output.strides())
@@ -98,35 +98,35 @@ Result::Result(const TensorSpec& spec, at::Tensor&& output, std::shared_ptr<void
   if (items_are_adjacent(spec, output.sizes(), output.strides()))
     item_bytes_ = elements(output.sizes(), spec.batch_dim) * spec.rows_per_item * output.element_size();
   dense_ = output.is_non_overlapping_and_dense();
-  // One reference to the tensor (ours) and one to its storage (the tensor's): made by this capture, held by no one else.
-  if (output.use_count() > 1 || output.storage().use_count() > 1) kept_ = std::move(output);
+  if (keep) kept_ = output;
 }
 
 at::Tensor Result::allocate(std::int64_t batch_size) const {
   const std::vector<std::int64_t> sizes = spec_->shape_for(batch_size);
-  if (item_bytes_ == 0) return at::empty_strided(sizes, at::infer_dense_strides(sizes, alias_.strides()), alias_.options());
+  if (item_bytes_ == 0)
+    return at::empty_strided(sizes, at::infer_dense_strides(sizes, alias_.strides()), alias_.options());
   std::vector<std::int64_t> strides = alias_.strides().vec();
   strides[spec_->batch_dim] = item_bytes_ / alias_.element_size() / spec_->rows_per_item;
   return at::empty_strided(sizes, strides, alias_.options());
 }
 
-void Result::copy_to(at::Tensor& target, const Chunk& chunk, std::vector<Transfer>& transfers) const {
+void Result::transfer_to(at::Tensor& target, const Chunk& chunk, std::vector<Transfer>& transfers) const {
   if (target.numel() == 0) return;
-  if (!spec_->batched()) {
-    if (chunk.offset > 0) return;  // the same for every chunk
-    if (dense_)
-      transfers.push_back({target.mutable_data_ptr(), alias_.const_data_ptr(), alias_.nbytes()});
-    else
-      target.copy_(alias_);
-    return;
-  }
-  if (item_bytes_ > 0) {
+  if (spec_->batched() && item_bytes_ > 0) {
     char* to = static_cast<char*>(target.mutable_data_ptr()) + chunk.offset * item_bytes_;
     transfers.push_back({to, alias_.const_data_ptr(), chunk.rows * item_bytes_});
-    return;
+  } else if (!spec_->batched() && dense_ && chunk.offset == 0) {  // the same for every chunk
+    transfers.push_back({target.mutable_data_ptr(), alias_.const_data_ptr(), alias_.nbytes()});
   }
+}
+
+void Result::copy_to(at::Tensor& target, const Chunk& chunk) const {
+  if (target.numel() == 0) return;
   const std::int64_t k = spec_->rows_per_item, dim = spec_->batch_dim;
-  target.narrow(dim, k * chunk.offset, k * chunk.rows).copy_(alias_.narrow(dim, 0, k * chunk.rows));
+  if (spec_->batched() && item_bytes_ == 0)
+    target.narrow(dim, k * chunk.offset, k * chunk.rows).copy_(alias_.narrow(dim, 0, k * chunk.rows));
+  else if (!spec_->batched() && !dense_ && chunk.offset == 0)
+    target.copy_(alias_);
 }
 
 at::Tensor Result::lend(std::int64_t items) const {

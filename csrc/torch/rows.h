@@ -39,29 +39,32 @@ class Slot {
   bool same_layout(const at::Tensor& source) const;
 
   TensorSpec spec_;
-  at::Tensor buffer_;                 ///< one dimension, holds the largest size
-  std::vector<std::int64_t> strides_; ///< of the dense view of the largest size
-  std::optional<PaddedInput> rows_;   ///< set when rows can be transferred; one row = one item
+  at::Tensor buffer_;                  ///< one dimension, holds the largest size
+  std::vector<std::int64_t> strides_;  ///< of the dense view of the largest size
+  std::optional<PaddedInput> rows_;    ///< set when rows can be transferred; one row = one item
 };
 
 class Result {
  public:
-  /// `output` is what the graph of `size` writes. Memory that only the graph's pool holds is not kept from being used
-  /// again by the next capture: replays of one pool run one after another and are copied out in between.
-  Result(const TensorSpec& spec, at::Tensor&& output, std::shared_ptr<void> pool);
+  /// `output` is what the graph writes. It is kept only when `keep`; otherwise its memory may be used again by the next
+  /// capture into the same pool, which `pool` keeps alive: replays of one pool run one after another and are copied out in
+  /// between.
+  Result(const TensorSpec& spec, const at::Tensor& output, bool keep, std::shared_ptr<void> pool);
 
   /// A new tensor for `batch_size` items.
   at::Tensor allocate(std::int64_t batch_size) const;
-  /// Puts the chunk's rows into `target`, at the chunk's offset.
-  void copy_to(at::Tensor& target, const Chunk& chunk, std::vector<Transfer>& transfers) const;
+  /// Transfers that put the chunk's rows into `target`, at the chunk's offset; none where rows cannot be transferred.
+  void transfer_to(at::Tensor& target, const Chunk& chunk, std::vector<Transfer>& transfers) const;
+  /// Puts them there, after the replay, exactly where transfer_to does not.
+  void copy_to(at::Tensor& target, const Chunk& chunk) const;
   /// The first `items` items, in the graph's own memory.
   at::Tensor lend(std::int64_t items) const;
 
  private:
   const TensorSpec* spec_;
-  at::Tensor alias_;             ///< over the output's memory; keeps the pool, not the block
-  at::Tensor kept_;              ///< the output itself where others hold its memory too
-  std::size_t item_bytes_ = 0;   ///< 0: rows are not adjacent
+  at::Tensor alias_;            ///< over the output's memory; keeps the pool, not the block
+  at::Tensor kept_;             ///< the output itself, or nothing
+  std::size_t item_bytes_ = 0;  ///< 0: rows are not adjacent
   bool dense_ = false;
 };
 

@@ -35,7 +35,7 @@ using OptionalLayout = std::optional<at::Layout>;
 using OptionalDevice = std::optional<at::Device>;
 using OptionalFormat = std::optional<at::MemoryFormat>;
 
-// ---- making ----------------------------------------------------------------------------------------------------------
+// ---- making ---------------------------------------------------------------------------------------------------------
 
 Tensor empty(at::IntArrayRef size, OptionalDtype dtype, OptionalLayout layout, OptionalDevice, std::optional<bool>,
              OptionalFormat format) {
@@ -50,7 +50,7 @@ Tensor empty_strided_op(at::IntArrayRef size, at::IntArrayRef stride, OptionalDt
   return empty_strided(size, stride, at::dtype_or_default(dtype));
 }
 
-// ---- storage ---------------------------------------------------------------------------------------------------------
+// ---- storage --------------------------------------------------------------------------------------------------------
 
 void ensure_storage(const Tensor& self) {
   const std::size_t needed =
@@ -99,7 +99,7 @@ void record_stream(Tensor& self, at::Stream stream) {
                                               sycl_cpu::stream(static_cast<int>(stream.id())));
 }
 
-// ---- copies ----------------------------------------------------------------------------------------------------------
+// ---- copies ---------------------------------------------------------------------------------------------------------
 
 Tensor copy_from(const Tensor& source, const Tensor& destination, bool) {
   const at::NoGradGuard no_grad;
@@ -135,7 +135,7 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   return at::_local_scalar_dense(Aliases()(self));
 }
 
-// ---- composites whose decomposition is replaced ----------------------------------------------------------------------
+// ---- composites whose decomposition is replaced ---------------------------------------------------------------------
 
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
   if (!train.value_or(true) || p == 0) {

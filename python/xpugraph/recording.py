@@ -108,22 +108,17 @@ class Recording:
     def _look_at(self, inputs: list[torch.Tensor], rows: int) -> tuple[Spec, list[TensorArgument]]:
         """Runs eager at two batch sizes: what the result looks like, and how it follows the batch."""
         recipe = self._recipe
-        fewer = max((size for size in recipe.batch_sizes if size < rows), default=1)
-        found = []
-        for count in (rows, fewer):
-            tensors = [take_rows(x, t, 0, count).clone() for x, t in zip(inputs, recipe.tensors, strict=True)]
-            try:
-                if count == rows:
-                    result, written = run_probe(self._module, tensors, self._forward)
-                else:
-                    result = self._forward(tensors)
-            except BuildError:
-                raise
-            except Exception as error:
-                raise BuildError(f"eager itself raises at batch size {count}: {error}") from error
-            leaves = Leaves()
-            found.append((describe(result, "output", leaves), leaves))
-        (spec, many), (other, few) = found
+        many, few = Leaves(), Leaves()
+        tensors = [x.clone() for x in inputs]
+        try:
+            result, written = run_probe(self._module, tensors, self._forward)
+        except BuildError:
+            raise
+        except Exception as error:
+            raise BuildError(f"eager itself raises at batch size {rows}: {error}") from error
+        spec = describe(result, "output", many)
+        fewer, result = self._run_fewer(inputs, rows)
+        other = describe(result, "output", few)
         if difference := first_difference(spec, other, "output"):
             raise BuildError(f"the result is built differently at batch sizes {rows} and {fewer}: {difference}")
         self._note_written(written)
@@ -135,6 +130,17 @@ class Recording:
             TensorArgument(name, t.dtype, tuple(t.shape), t.stride(), dim, per_item)
             for name, t, (dim, per_item) in zip(many.names, many.tensors, dims, strict=True)
         ]
+
+    def _run_fewer(self, inputs: list[torch.Tensor], rows: int) -> tuple[int, Any]:
+        """Eager at the next smaller recorded size that the forward takes."""
+        failed: Exception | None = None
+        for fewer in [size for size in reversed(self._recipe.batch_sizes) if size < rows] or [1]:
+            try:
+                tensors = [take_rows(x, t, 0, fewer).clone() for x, t in zip(inputs, self._recipe.tensors, strict=True)]
+                return fewer, self._forward(tensors)
+            except Exception as error:  # noqa: BLE001  that size will be dropped and named when it is recorded
+                failed = failed or error
+        raise BuildError(f"eager itself raises at every batch size below {rows}: {failed}") from failed
 
     def _note_written(self, written: set[int]) -> None:
         for i in written:

@@ -143,9 +143,7 @@ def test_a_result_square_in_the_batch_is_refused(device):
 
 def test_a_sum_over_the_batch_is_refused(device):
     with pytest.raises(xg.BuildError, match="rows of a batch depend|changes the real rows"):
-        xg.XPUGraphBackend().build(
-            Fn(lambda x: (x, x.sum())).eval(), samples=[torch.randn(8, 2).to(device)]
-        )
+        xg.XPUGraphBackend().build(Fn(lambda x: (x, x.sum())).eval(), samples=[torch.randn(8, 2).to(device)])
 
 
 # ---- bad input to infer (35, 36, 37) --------------------------------------------------------------------------------
@@ -162,7 +160,10 @@ class Named(torch.nn.Module):
 
 
 BAD = {
-    "wrong feature shape": (lambda: ((torch.randn(8, 7),), {}), r"x has shape \[8, 7\]; recorded for shape \[batch, 6\]"),
+    "wrong feature shape": (
+        lambda: ((torch.randn(8, 7),), {}),
+        r"x has shape \[8, 7\]; recorded for shape \[batch, 6\]",
+    ),
     "would broadcast": (lambda: ((torch.randn(8, 1),), {}), r"x has shape \[8, 1\]; recorded for shape \[batch, 6\]"),
     "wrong dtype": (lambda: ((torch.randn(8, 6).double(),), {}), "x has dtype Double; recorded with Float"),
     "integers": (lambda: ((torch.ones(8, 6, dtype=torch.int64),), {}), "x has dtype Long"),
@@ -221,7 +222,9 @@ def test_what_eager_can_serve_is_served_by_eager_and_counted(pair, kind):
 
 def test_arguments_that_disagree_on_the_batch(pair):
     p = pair(Fn(lambda x, y: x + y), [(torch.randn(8, 3), torch.randn(8, 3))])
-    with pytest.raises(xg.InputError, match=r"args\[1\] has shape \[5, 3\].*batch size of the arguments before it is 4"):
+    with pytest.raises(
+        xg.InputError, match=r"args\[1\] has shape \[5, 3\].*batch size of the arguments before it is 4"
+    ):
         p.backend.infer(p.put(torch.randn(4, 3)), p.put(torch.randn(5, 3)))
     p.check(torch.randn(4, 3), torch.randn(4, 3))
 
@@ -388,7 +391,7 @@ def test_to_dict_and_back(device):
     import json
 
     module = Nested().eval()
-    sample = ({k: v for k, v in tree(8).items()}, 2.0)
+    sample = (tree(8), 2.0)
     sample = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), sample)
     backend = xg.XPUGraphBackend(xg.XPUGraphBackendConfig(max_recorded_batch_size=8)).build(module, [sample])
     state = json.loads(json.dumps(backend.to_dict()))

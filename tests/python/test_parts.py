@@ -27,7 +27,11 @@ class Frozen:
 
 
 leaf = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.builds(lambda n: torch.full((2,), n), st.integers(0, 9))
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(max_size=3),
+    st.builds(lambda n: torch.full((2,), n), st.integers(0, 9)),
 )
 trees = st.recursive(
     leaf,

@@ -490,6 +490,40 @@ def test_captures_of_two_threads_exclude_each_other(core: Any, device: torch.dev
     assert not errors and not any(thread.is_alive() for thread in threads)
 
 
+@pytest.mark.parametrize("gather", [True, False])
+def test_one_graph_replayed_by_threads_on_their_own_streams(
+    core: Any, device: torch.device, record: Any, gather: bool
+) -> None:
+    """Replays ordered by events alone: with barriers the SYCL runtime deadlocks here within a few calls."""
+    x = torch.zeros(64, device=device)
+    core.set_gather(gather)
+    y, graph = record(lambda: (x + 1) * 2)
+    core.set_gather(True)
+    lock, wrong = threading.Lock(), []
+    last = torch.Event(device="sycl")
+
+    def serve(thread: int) -> None:
+        with torch.sycl.Stream():
+            for i in range(100):
+                value = 1000 * thread + i
+                new = torch.full((64,), float(value)).to(device)
+                with lock:
+                    last.wait()
+                    x.copy_(new)
+                    graph.replay()
+                    result = y.clone()
+                    last.record()
+                if result.cpu().tolist() != [2.0 * (value + 1)] * 64:
+                    wrong.append(value)
+
+    threads = [threading.Thread(target=serve, args=(thread,), daemon=True) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
 def test_operators_from_many_threads(device: torch.device) -> None:
     def work(seed: int) -> bool:
         host = torch.randn(16, 16, generator=torch.Generator().manual_seed(seed))

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ class XPUGraphBackend(Backend):
         device = _common_device(calls[largest], module)
         sizes = self._grid_sizes(batch_sizes[largest])
         recipe = Recipe(calls[largest].arguments, arguments, sizes, device)
-        recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._serve_by_eager)
+        recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._reject())
         self._module, self._recipe, self._recording = module, recipe, recording
 
     def _take_samples(self, module: torch.nn.Module, samples: Sequence[Any]) -> list[Call]:
@@ -138,7 +139,7 @@ class XPUGraphBackend(Backend):
     def _activate(self) -> None:
         assert self._module is not None and self._recipe is not None
         check_module(self._module)
-        self._recording = Recording(self._module, self._recipe, self.config, None, self._serve_by_eager)
+        self._recording = Recording(self._module, self._recipe, self.config, None, self._reject())
 
     def _deactivate(self) -> None:
         assert self._recording is not None
@@ -170,6 +171,17 @@ class XPUGraphBackend(Backend):
 
     def _infer(self, *args: Any, **kwargs: Any) -> Any:
         return self.infer(*args, **kwargs)
+
+    def _reject(self) -> Callable[[str, tuple[Any, ...], dict[str, Any]], Any]:
+        """_serve_by_eager, without a reference to this backend: the graphs would keep it, and it keeps the graphs."""
+        serve = weakref.WeakMethod(self._serve_by_eager)
+
+        def reject(reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            method = serve()
+            assert method is not None, "the backend is alive while one of its calls runs"
+            return method(reason, args, kwargs)
+
+        return reject
 
     def _serve_by_eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.config.strict and reason != "the batch is empty":
