@@ -94,7 +94,7 @@ void bind_torch(py::module_& m) {
            py::arg("name"), py::arg("positional"), py::arg("omittable"), py::arg("node"));
   py::class_<ModuleWatch>(m, "ModuleWatch")
       .def(py::init<>())
-      .def("add", &ModuleWatch::add, py::arg("dict"), py::arg("key"), py::arg("value"), py::arg("name"))
+      .def("add", &ModuleWatch::add, py::arg("group"), py::arg("key"), py::arg("value"), py::arg("name"))
       .def("changed", &ModuleWatch::changed)
       .def("__len__", &ModuleWatch::size);
   py::class_<GraphedCall>(m, "GraphedCall")
