@@ -159,9 +159,9 @@ def _draw(argument: TensorArgument, source: torch.Tensor | None, rows: int, gene
 def _shrink(values: torch.Tensor, dim: int, rows: int, generator: torch.Generator) -> torch.Tensor:
     along = [1] * values.dim()
     along[dim] = rows
-    ramp = torch.linspace(0.25, 1.0, rows, dtype=torch.float64).reshape(along)
-    factor = ramp * (0.5 + 0.5 * torch.rand(values.shape, generator=generator, dtype=torch.float64))
-    return torch.where(torch.isfinite(values), values.double() * factor, values.double()).to(values.dtype)
+    ramp = torch.linspace(0.25, 1.0, rows).reshape(along)
+    factor = ramp * (0.5 + 0.5 * torch.rand(values.shape, generator=generator))
+    return torch.where(torch.isfinite(values), (values * factor).to(values.dtype), values)
 
 
 def _like_sample(values: torch.Tensor, argument: TensorArgument, device: torch.device) -> torch.Tensor:

@@ -55,7 +55,8 @@ class Recording:
         self.record_seconds = 0.0
         snapshot = Snapshot(module)
         try:
-            with torch.no_grad(), _without_gc():
+            # Not in inference mode, whichever mode the caller is in: its tensors cannot be written to outside of it.
+            with torch.inference_mode(False), torch.no_grad(), _without_gc():
                 self._record(config, samples, reject)
             self.call.set_watch(snapshot.watch(self._native, snapshot.changed()))
         finally:

@@ -107,6 +107,21 @@ TEST_F(GraphSetTest, EnterOrdersBeforeTheTransfers) {
   EXPECT_THAT(runtime->trace(), ElementsAre("order(s8,s7)", "transfer(s8,0)", "replay(g1,s8)"));
 }
 
+// A device that cannot do better submits the two groups around the replay, and nothing for an empty group.
+TEST_F(GraphSetTest, ReplaysBetweenTransfers) {
+  GraphSet set(runtime, 0);
+  set.record(8, body(8));
+  set.replay(8, kStream7);
+  runtime->clear_trace();
+  const Transfer two[2];
+  set.replay(8, kStream8, {two, 2}, {two, 1});
+  set.replay(8, kStream8, {}, {});
+  EXPECT_THAT(runtime->trace(),
+              ElementsAre("order(s8,s7)", "transfer(s8,2)", "replay(g1,s8)", "transfer(s8,1)", "replay(g1,s8)"));
+  EXPECT_THROW(set.replay(4, kStream8, {two, 2}, {}), StateError);
+  EXPECT_THAT(runtime->violations(), IsEmpty());
+}
+
 // The transfers of a call whose replay never came have still touched the inputs.
 TEST_F(GraphSetTest, EnterAloneCountsAsUse) {
   GraphSet set(runtime, 0);

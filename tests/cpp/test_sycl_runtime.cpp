@@ -82,6 +82,70 @@ TEST_F(SyclRuntimeTest, TransfersAreRecordedInOrderWithTheWorkAroundThem) {
   EXPECT_EQ(a[2], 8);
 }
 
+// Transfers that travel with the replay: many calls in flight, each with its own rows and its own place for the result.
+TEST_F(SyclRuntimeTest, TransfersOfManyReplaysInFlightBelongToTheirOwnReplay) {
+  for (const bool gather : {true, false}) {
+    sycl_cpu::set_gather(gather);
+    const BatchGrid grid = BatchGrid::from_sizes({2, 4, 8});
+    Model model(hooks, 8);
+    GraphSet set(runtime, 0);
+    record_all(set, model, grid);
+    const Stream streams[] = {default_stream, sycl_cpu::stream(sycl_cpu::new_stream())};
+    constexpr std::int64_t kCalls = 60;
+    Floats in(kCalls * 8 * kFeatures);
+    Floats out(kCalls * 8 * kFeatures);
+    Floats totals(kCalls);
+    std::vector<std::int64_t> rows(kCalls);
+    std::mt19937 random(11);
+    for (std::int64_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(random() % 1000);
+    for (std::int64_t call = 0; call < kCalls; ++call) {
+      rows[call] = 1 + static_cast<std::int64_t>(random() % 8);
+      const std::int64_t size = grid.ceil(rows[call]), offset = call * 8 * kFeatures;
+      Transfer before[PaddedInput::kMaxTransfers];
+      Transfer* end = model.input.append_fill(before, size, rows[call], in.data() + offset);
+      const Transfer after[] = {
+          {out.data() + offset, model.y.data(), static_cast<std::size_t>(rows[call]) * kRowBytes},
+          {totals.data() + call, model.total.data(), sizeof(float)},
+      };
+      set.replay(size, streams[random() % 2], {before, static_cast<std::size_t>(end - before)}, {after, 2});
+    }
+    for (const Stream stream : streams) runtime->synchronize(stream);
+    for (std::int64_t call = 0; call < kCalls; ++call) {
+      const std::int64_t offset = call * 8 * kFeatures, end = offset + rows[call] * kFeatures;
+      for (std::int64_t i = offset; i < end; ++i) ASSERT_EQ(out[i], 2 * in[i] + 1) << "call " << call;
+      for (std::int64_t i = end; i < offset + 8 * kFeatures; ++i) ASSERT_EQ(out[i], -1.0f) << "beyond the batch";
+      ASSERT_EQ(totals[call], std::accumulate(in.data() + offset, in.data() + end, 0.0f)) << "padding of call " << call;
+    }
+  }
+}
+
+// A replay that is skipped because of an earlier error must not leave its transfers to the next one.
+TEST_F(SyclRuntimeTest, TransfersStayWithTheirReplayAcrossAnError) {
+  Floats x(1), y(1), out(3);
+  bool fail = false;
+  GraphSet set(runtime, 0);
+  set.record(1, [&] {
+    sycl_cpu::submit(stream_of(hooks), [&] {
+      if (fail) throw std::runtime_error("broken");
+      y[0] = x[0] + 1;
+    });
+  });
+  Floats in(3);
+  const auto call = [&](int i) {
+    in[i] = static_cast<float>(10 * i);
+    const Transfer before{x.data(), in.data() + i, sizeof(float)}, after{out.data() + i, y.data(), sizeof(float)};
+    set.replay(1, default_stream, {&before, 1}, {&after, 1});
+  };
+  fail = true;
+  call(0);
+  call(1);
+  EXPECT_THROW(runtime->synchronize(default_stream), DeviceError);
+  fail = false;
+  call(2);
+  runtime->synchronize(default_stream);
+  EXPECT_EQ(out[2], 21.0f);
+}
+
 TEST_F(SyclRuntimeTest, ThirtyFiveSizesNeedThePoolOfTheLargest) {
   Model model(hooks, 256);
   GraphSet largest(runtime, 0);

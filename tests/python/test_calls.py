@@ -259,6 +259,22 @@ def test_inference_mode_and_no_grad_in_either_order(pair):
         torch.testing.assert_close(p.backend.infer(x.t().contiguous().t()).cpu(), p.expected(x.cpu()))
 
 
+def test_built_in_inference_mode_called_outside_of_it(device):
+    with torch.inference_mode():
+        backend = xg.XPUGraphBackend().build(Named().eval().to(device), [torch.randn(8, 6, device=device)])
+        inside = backend.infer(torch.randn(6, 5, device=device).t())
+    assert inside.shape == (5, 6)
+    outside = backend.infer(torch.randn(6, 5, device=device).t())  # a copy by torch into the padded buffer
+    assert outside.shape == (5, 6) and not outside.is_inference()
+    assert backend.counters()["eager_calls"] == 0
+
+
+def test_one_dimension_and_no_feature(pair):
+    p = pair(Fn(lambda x: (x * 2, x > 0)), [torch.randn(8)])
+    for size in (1, 3, 8, 20):
+        p.check(torch.randn(size))
+
+
 # ---- bad input to build ---------------------------------------------------------------------------------------------
 
 
@@ -274,6 +290,8 @@ def test_the_life_of_a_backend(device):
         backend.infer(torch.randn(8, 6))
     with pytest.raises(xg.StateError, match=r"build\(\) first"):
         backend.activate()
+    with pytest.raises(xg.StateError, match=r"pool_stats\(\) in state 'init'"):
+        backend.pool_stats()
     module, sample = Named().eval().to(device), torch.randn(8, 6).to(device)
     assert backend.build(module, samples=[sample]) is backend
     with pytest.raises(xg.StateError, match="built already"):

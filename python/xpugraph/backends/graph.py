@@ -198,13 +198,13 @@ class XPUGraphBackend(Backend):
 
     def replay(self, batch_size: int) -> None:
         """Replays the graph of one recorded size on whatever its buffers hold, for measuring."""
-        self._active().call.replay(batch_size)
+        self._active("replay").call.replay(batch_size)
 
     # ---- what it is ------------------------------------------------------------------------------------------------
 
-    def _active(self) -> Recording:
+    def _active(self, method: str) -> Recording:
         if self._recording is None:
-            self._need("this", BackendState.ACTIVE, BackendState.DEPLOYED)
+            self._need(method, BackendState.ACTIVE, BackendState.DEPLOYED)
         assert self._recording is not None
         return self._recording
 
@@ -221,16 +221,16 @@ class XPUGraphBackend(Backend):
     @property
     def record_seconds(self) -> float:
         """Time spent warming up and capturing, the check left out."""
-        return self._active().record_seconds
+        return self._active("record_seconds").record_seconds
 
     def nodes(self) -> dict[int, int]:
         """Number of nodes of every graph."""
-        call = self._active().call
+        call = self._active("nodes").call
         return {size: call.nodes(size) for size in call.sizes}
 
     def pool_stats(self) -> dict[str, Any]:
         """Bytes of the shared pool (reserved, used, peak), bytes_per_size it grew by, and of the padded inputs."""
-        call = self._active().call
+        call = self._active("pool_stats").call
         stats = call.pool_stats
         return {
             "reserved": stats.reserved,
