@@ -18,6 +18,9 @@ using namespace xpugraph;
 
 namespace {
 
+/// GraphedModule's lock may be held by a call that waits for the device, whose operators may need the GIL.
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
 /// Each C++ error becomes the Python class of the same name in xpugraph.errors.
 void raise_in_python(const char* name, const std::exception& error) {
   const py::object type = py::module_::import("xpugraph.errors").attr(name);
@@ -95,6 +98,8 @@ void bind_torch(py::module_& m) {
   py::class_<ModuleWatch>(m, "ModuleWatch")
       .def(py::init<>())
       .def("add", &ModuleWatch::add, py::arg("group"), py::arg("key"), py::arg("value"), py::arg("name"))
+      .def("add_size", &ModuleWatch::add_size, py::arg("group"), py::arg("name"))
+      .def("add_items", &ModuleWatch::add_items, py::arg("items"), py::arg("name"))
       .def("changed", &ModuleWatch::changed)
       .def("__len__", &ModuleWatch::size);
   py::class_<GraphedCall>(m, "GraphedCall")
@@ -104,22 +109,27 @@ void bind_torch(py::module_& m) {
       .def("__call__", &GraphedCall::operator())
       .def("record", &GraphedCall::record, py::arg("size"), py::arg("forward"))
       .def("replay", &GraphedCall::replay, py::arg("size"))
-      .def("set_watch", &GraphedCall::set_watch, py::arg("watch"))
+      .def("serve", &GraphedCall::serve, py::arg("watch"))
       .def(
           "static_inputs", [](GraphedCall& call, std::int64_t size) { return call.module().static_inputs(size); },
           py::arg("size"))
       .def(
-          "drop", [](GraphedCall& call, std::int64_t size) { call.module().drop(size); }, py::arg("size"))
+          "drop", [](GraphedCall& call, std::int64_t size) { call.module().drop(size); }, py::arg("size"), ReleaseGil())
       .def(
-          "nodes", [](GraphedCall& call, std::int64_t size) { return call.module().nodes(size); }, py::arg("size"))
+          "nodes", [](GraphedCall& call, std::int64_t size) { return call.module().nodes(size); }, py::arg("size"),
+          ReleaseGil())
       .def(
           "pool_bytes_of", [](GraphedCall& call, std::int64_t size) { return call.module().pool_bytes_of(size); },
-          py::arg("size"))
-      .def_property_readonly("sizes", [](GraphedCall& call) { return call.module().sizes(); })
-      .def_property_readonly("pool_stats", [](GraphedCall& call) { return call.module().pool_stats(); })
+          py::arg("size"), ReleaseGil())
+      .def_property_readonly("sizes",
+                             py::cpp_function([](GraphedCall& call) { return call.module().sizes(); }, ReleaseGil()))
+      .def_property_readonly(
+          "pool_stats", py::cpp_function([](GraphedCall& call) { return call.module().pool_stats(); }, ReleaseGil()))
       .def_property_readonly("input_bytes", [](GraphedCall& call) { return call.module().input_bytes(); })
-      .def_property_readonly("recordings", [](GraphedCall& call) { return call.module().recordings(); })
-      .def_property_readonly("replays", [](GraphedCall& call) { return call.module().replays(); })
+      .def_property_readonly(
+          "recordings", py::cpp_function([](GraphedCall& call) { return call.module().recordings(); }, ReleaseGil()))
+      .def_property_readonly("replays",
+                             py::cpp_function([](GraphedCall& call) { return call.module().replays(); }, ReleaseGil()))
       .def_property_readonly("calls", &GraphedCall::calls);
 }
 
@@ -128,6 +138,13 @@ void bind_torch(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ core of xpugraph. Use it through the xpugraph package.";
   py::register_exception_translator(translate);
+  m.def(
+      "storage_id",
+      [](const at::Tensor& tensor) {
+        return tensor.has_storage() ? reinterpret_cast<std::uintptr_t>(tensor.storage().unsafeGetStorageImpl()) : 0;
+      },
+      py::arg("tensor"),
+      "Address of a tensor's storage object; 0 without one. Makes no Python object that would hold it.");
   m.def("runtimes", &built_runtimes, "Names of the graph runtimes this build has.");
   bind_core(m);
   bind_torch(m);

@@ -21,6 +21,16 @@ class DeviceHooks {
   virtual Stream capture_stream(int device) = 0;
   /// Blocks until `stream` is idle and throws DeviceError for work that failed on it.
   virtual void synchronize(Stream stream) = 0;
+  /// Blocks until `stream` is idle and leaves errors pending.
+  virtual void wait_idle(Stream stream) noexcept = 0;
+
+  /// Called before work is submitted to `stream` other than by the device itself.
+  virtual void begin_work(Stream stream) { (void)stream; }
+  /// Makes later work on `after` wait for `before` by the device's own means; false when a barrier of the queues will do.
+  virtual bool order(Stream after, Stream before) {
+    (void)after, (void)before;
+    return false;
+  }
 
   virtual PoolId create_pool(int device) = 0;
   virtual void release_pool(PoolId pool) noexcept = 0;

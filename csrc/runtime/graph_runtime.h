@@ -67,6 +67,8 @@ class GraphRuntime {
   virtual void order(Stream after, Stream before) = 0;
   /// Blocks until `stream` is idle. Throws DeviceError if work on it failed. Never waits for the whole device.
   virtual void synchronize(Stream stream) = 0;
+  /// Blocks until `stream` is idle. An error of the device stays pending for whoever synchronises for results.
+  virtual void wait_idle(Stream stream) noexcept = 0;
 
   // ---- memory -----------------------------------------------------------------------------------------------------
   virtual PoolId create_pool(int device) = 0;

@@ -38,6 +38,15 @@ Stream SyclCpuHooks::capture_stream(int device) { return sycl_cpu::stream(sycl_c
 
 void SyclCpuHooks::synchronize(Stream stream) { sycl_cpu::synchronize(stream); }
 
+void SyclCpuHooks::begin_work(Stream stream) { sycl_cpu::begin_work(stream); }
+
+bool SyclCpuHooks::order(Stream after, Stream before) {
+  sycl_cpu::Event::record(before).block(after);
+  return true;
+}
+
+void SyclCpuHooks::wait_idle(Stream stream) noexcept { sycl_cpu::wait_idle(stream); }
+
 PoolId SyclCpuHooks::create_pool(int device) { return allocator_.create_pool(); }
 
 void SyclCpuHooks::release_pool(PoolId pool) noexcept { allocator_.release_pool(pool); }

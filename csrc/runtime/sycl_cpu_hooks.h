@@ -23,6 +23,9 @@ class SyclCpuHooks final : public DeviceHooks {
   void set_current_stream(Stream stream) override;
   Stream capture_stream(int device) override;
   void synchronize(Stream stream) override;
+  void wait_idle(Stream stream) noexcept override;
+  void begin_work(Stream stream) override;
+  bool order(Stream after, Stream before) override;
 
   PoolId create_pool(int device) override;
   void release_pool(PoolId pool) noexcept override;

@@ -96,10 +96,17 @@ class SyclExecutable final : public Executable {
       in_flight_.front().wait();
       in_flight_.pop_front();
     }
-    if (blocks_) blocks_->put(before, after);
+    in_flight_.emplace_back();
     try {
-      in_flight_.push_back(queue.ext_oneapi_graph(graph_));
+      if (blocks_) blocks_->put(before, after);
     } catch (...) {
+      in_flight_.pop_back();
+      throw;
+    }
+    try {
+      in_flight_.back() = queue.ext_oneapi_graph(graph_);
+    } catch (...) {
+      in_flight_.pop_back();
       if (blocks_) blocks_->unput();
       throw;
     }
@@ -229,24 +236,11 @@ class SyclRuntime final : public GraphRuntime {
     if (is_recording(first) || is_recording(second)) {
       throw CaptureError("streams cannot be ordered while one of them is recording a graph");
     }
-    if (first.get_device().is_cpu())
-      order_on_cpu(second, first);
-    else if (!first.get_device().is_cpu()) {
-      second.ext_oneapi_submit_barrier({first.ext_oneapi_submit_barrier()});
-      return;
-    }
-    // Work on a CPU device is host_tasks, and a barrier after one may deadlock: the thread that runs host_tasks
-    // submits the barrier, and waits in there for the next host_task. A host_task that depends on a host_task is only
-    // bookkeeping.
-    const auto mark = [](sycl::handler& handler) { handler.host_task([] {}); };
-    const sycl::event reached = first.submit(mark);
-    second.submit([&](sycl::handler& handler) {
-      handler.depends_on(reached);
-      mark(handler);
-    });
+    if (!hooks_->order(after, before)) second.ext_oneapi_submit_barrier({first.ext_oneapi_submit_barrier()});
   }
 
   void synchronize(Stream stream) override { hooks_->synchronize(stream); }
+  void wait_idle(Stream stream) noexcept override { hooks_->wait_idle(stream); }
 
   PoolId create_pool(int device) override { return hooks_->create_pool(device); }
   void release_pool(PoolId pool) noexcept override { hooks_->release_pool(pool); }
@@ -259,6 +253,7 @@ class SyclRuntime final : public GraphRuntime {
     }
     if (work.empty()) return;
     sycl::queue& queue = queue_of(stream);
+    if (!is_recording(queue)) hooks_->begin_work(stream);
     if (is_recording(queue)) hooks_->flush_capture(stream);  // what was gathered comes first
     if (queue.get_device().is_cpu()) {
       transfer_on_cpu(queue, std::move(work));
@@ -300,10 +295,12 @@ class SyclRuntime final : public GraphRuntime {
   void abort_capture() noexcept override { current_capture.reset(); }
 
   void replay(Executable& executable, Stream stream) override {
+    hooks_->begin_work(stream);
     static_cast<SyclExecutable&>(executable).submit(queue_of(stream));
   }
 
   void replay(Executable& executable, Stream stream, Transfers before, Transfers after) override {
+    hooks_->begin_work(stream);
     auto& graph = static_cast<SyclExecutable&>(executable);
     if (graph.takes_transfers())
       graph.submit(queue_of(stream), before, after);
@@ -312,17 +309,6 @@ class SyclRuntime final : public GraphRuntime {
   }
 
  private:
-  /// A barrier that depends on a host_task of another queue makes the runtime's one host_task thread wait for a
-  /// host_task, which then never runs: two queues ordered by barriers come to a stop sooner or later. host_tasks that
-  /// depend on host_tasks are scheduled without waiting.
-  static void order_on_cpu(sycl::queue& after, sycl::queue& before) {
-    const sycl::event passed = before.submit([](sycl::handler& handler) { handler.host_task([] {}); });
-    after.submit([&](sycl::handler& handler) {
-      handler.depends_on(passed);
-      handler.host_task([] {});
-    });
-  }
-
   /// On the OpenCL CPU device a memcpy command costs 17 us and another 40 us when host_tasks come before or after it,
   /// while one host_task costs 11 us however many pieces it copies.
   static void transfer_on_cpu(sycl::queue& queue, std::vector<Transfer> work) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "runtime/sycl_streams.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -44,28 +45,43 @@ struct StreamState : sycl::queue {
 
   const int id;
   std::atomic<int> in_flight{0};
+  std::atomic<std::uint64_t> failures_seen{0};
   std::mutex mutex;
   std::vector<Closure> gathered;
   Closure before, after;  // around what is gathered; empty: nothing
 };
 
-/// The first failure since the last synchronisation.
-struct StickyError {
-  void set(std::string what) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (present.load()) return;
-    text = std::move(what);
-    present.store(true);
+/// Failures of closures. As on a GPU, a failure concerns the whole device: every stream reports it once, at its next
+/// synchronisation, since any of them may have used what the failed work left. What comes after it runs all the same, on
+/// whatever is there; nobody sees the results without the error.
+class Failures {
+ public:
+  void set(const std::string& what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (reported_) text_ = what;  // else the first one is the cause
+    reported_ = false;
+    count_.fetch_add(1);
   }
-  void raise() {
-    if (!present.load()) return;
-    std::lock_guard<std::mutex> lock(mutex);
-    if (!present.exchange(false)) return;
-    throw DeviceError(text);
+  /// Throws when there was a failure since `seen`, which becomes current.
+  void raise(std::atomic<std::uint64_t>& seen) {
+    const std::uint64_t now = count_.load();
+    if (seen.exchange(now) == now) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    reported_ = true;
+    throw DeviceError(text_);
   }
-  std::atomic<bool> present{false};
-  std::mutex mutex;
-  std::string text;
+  std::uint64_t count() const { return count_.load(); }
+  /// True when somebody was told of the last one.
+  bool reported() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return reported_;
+  }
+
+ private:
+  std::atomic<std::uint64_t> count_{0};
+  std::mutex mutex_;
+  std::string text_;
+  bool reported_ = true;
 };
 
 std::optional<sycl::device> find_device(std::string* why) {
@@ -108,7 +124,7 @@ struct Device {
   int next_stream = kCaptureStream + 1;
   Closure worker_start;
   std::atomic<bool> gather{true};
-  StickyError error;
+  Failures failures;
 };
 
 /// Deliberately never destroyed: tensors and graphs may outlive every static destructor.
@@ -134,14 +150,13 @@ void start_worker(Device& device) {
 /// Runs one closure on the worker. Nothing may escape: an exception in a host_task ends the process later.
 void run(const Closure& closure) noexcept {
   Device& device = the_device();
-  if (device.error.present.load(std::memory_order_relaxed)) return;
   try {
     start_worker(device);
     closure();
   } catch (const std::exception& error) {
-    device.error.set(error.what());
+    device.failures.set(error.what());
   } catch (...) {
-    device.error.set("work on the device failed with an unknown exception");
+    device.failures.set("work on the device failed with an unknown exception");
   }
 }
 
@@ -224,15 +239,29 @@ int new_stream() {
 
 int capture_stream_id() { return kCaptureStream; }
 
+void begin_work(Stream stream) {
+  StreamState& state = state_of(stream);
+  Failures& failures = the_device().failures;
+  const std::uint64_t now = failures.count();
+  if (state.failures_seen.load() == now || !state.ext_oneapi_empty() || !failures.reported()) return;
+  state.failures_seen.store(now);
+}
+
 void submit(Stream stream, Closure closure) {
   StreamState& state = state_of(stream);
   if (!state.is_recording()) {
+    begin_work(stream);
     if (state.in_flight.load(std::memory_order_relaxed) >= kMaxInFlight) wait_idle(state);
     state.in_flight.fetch_add(1, std::memory_order_relaxed);
-    submit_host_task(state, [closure = std::move(closure), &state] {
-      run(closure);
+    try {
+      submit_host_task(state, [closure = std::move(closure), &state] {
+        run(closure);
+        state.in_flight.fetch_sub(1, std::memory_order_relaxed);
+      });
+    } catch (...) {
       state.in_flight.fetch_sub(1, std::memory_order_relaxed);
-    });
+      throw;
+    }
     return;
   }
   std::lock_guard<std::mutex> lock(state.mutex);
@@ -244,7 +273,16 @@ void synchronize(Stream stream) {
   StreamState& state = state_of(stream);
   if (state.is_recording()) throw CaptureError("the host cannot wait for a stream that is recording a graph");
   wait_idle(state);
-  the_device().error.raise();
+  the_device().failures.raise(state.failures_seen);
+}
+
+void wait_idle(Stream stream) noexcept {
+  StreamState& state = state_of(stream);
+  try {
+    if (!state.is_recording()) wait_idle(state);
+  } catch (const sycl::exception&) {
+    // Another thread began to record on it meanwhile; a queue that records is idle.
+  }
 }
 
 void drain() noexcept {
@@ -254,16 +292,18 @@ void drain() noexcept {
     std::lock_guard<std::mutex> lock(device.mutex);
     for (const auto& state : device.streams) states.push_back(state.get());
   }
-  for (StreamState* state : states) {
-    try {
-      if (!state->is_recording()) wait_idle(*state);
-    } catch (const sycl::exception&) {
-      // Another thread began to record on it meanwhile; a queue that records is idle.
-    }
-  }
+  for (StreamState* state : states) wait_idle(Stream{0, static_cast<sycl::queue*>(state)});
 }
 
-void raise_pending() { the_device().error.raise(); }
+void raise_pending() {
+  Device& device = the_device();
+  std::atomic<std::uint64_t> seen{device.failures.reported() ? device.failures.count() : 0};
+  {
+    std::lock_guard<std::mutex> lock(device.mutex);
+    for (const auto& state : device.streams) state->failures_seen.store(device.failures.count());
+  }
+  device.failures.raise(seen);
+}
 
 bool idle(Stream stream) {
   StreamState& state = state_of(stream);
@@ -298,6 +338,7 @@ void discard_gathered(Stream stream) noexcept {
 }
 
 struct Event::State {
+  StreamState* stream = nullptr;
   sycl::event event;
   Clock::time_point at;
   std::atomic<bool> done{false};
@@ -306,8 +347,10 @@ struct Event::State {
 Event Event::record(Stream stream) {
   StreamState& state = state_of(stream);
   if (state.is_recording()) throw CaptureError("an event cannot be recorded on a stream that is recording a graph");
+  begin_work(stream);
   Event event;
   event.state_ = std::make_shared<State>();
+  event.state_->stream = &state;
   event.state_->event = submit_host_task(state, [mark = event.state_] {
     mark->at = Clock::now();
     mark->done.store(true, std::memory_order_release);
@@ -318,18 +361,24 @@ Event Event::record(Stream stream) {
 bool Event::done() const { return state_ == nullptr || state_->done.load(std::memory_order_acquire); }
 
 void Event::wait() const {
+  if (state_ == nullptr) return;
   if (!done()) {
     release_host_openmp();
     state_->event.wait();
   }
-  the_device().error.raise();
+  the_device().failures.raise(state_->stream->failures_seen);
 }
 
 void Event::block(Stream stream) const {
-  if (done()) return;
+  if (state_ == nullptr) return;
   StreamState& state = state_of(stream);
   if (state.is_recording()) throw CaptureError("a stream that is recording a graph cannot wait for work outside of it");
-  // Not a barrier: see SyclRuntime's order_on_cpu.
+  begin_work(stream);
+  // What failed there concerns this stream too from now on.
+  state.failures_seen.store(std::min(state.failures_seen.load(), state_->stream->failures_seen.load()));
+  if (done()) return;
+  // Not a barrier: one that depends on a host_task of another queue makes the runtime's only host_task thread wait for a
+  // host_task, which then never runs. host_tasks that depend on host_tasks are scheduled without waiting.
   state.submit([&](sycl::handler& handler) {
     handler.depends_on(state_->event);
     handler.host_task([] {});

@@ -3,8 +3,8 @@
 /// type. Work is given as closures; one closure is one host_task of an in-order queue (one node of a graph while
 /// recording), or, in gathered mode, consecutive closures recorded into one graph become one node. Owns the queues
 /// (created on first use, alive until the process ends). Threads: any thread, except where said. Throws DeviceError. A
-/// closure that throws leaves a sticky error that the next synchronisation of any stream raises once; closures that
-/// come after it, on any stream, are skipped until then (one worker thread runs them all).
+/// closure that throws leaves an error that every stream raises once, at its next synchronisation, unless it began its
+/// work after the error was reported. Closures that come after a failed one run all the same, as on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -32,14 +32,18 @@ int new_stream();
 /// The capture stream's id (always the same). new_stream never gives it out.
 int capture_stream_id();
 
+/// Says that work is about to be submitted to `stream`: an idle stream has no part in failures reported before.
+void begin_work(Stream stream);
 /// Runs `closure` on `stream` after everything submitted before. While recording: records it, does not run it.
 void submit(Stream stream, Closure closure);
 /// Blocks the calling thread until `stream` is idle, then raises a pending error.
 /// @throws CaptureError while `stream` is recording.
 void synchronize(Stream stream);
+/// Blocks until `stream` is idle (at once while it records) and leaves errors pending.
+void wait_idle(Stream stream) noexcept;
 /// Blocks until every stream that is not recording is idle. Raises nothing.
 void drain() noexcept;
-/// Raises the pending error, if there is one and the caller does not want to wait for it.
+/// Raises an error that nobody was told of yet, for whoever waited for all streams; none of them raises it again.
 void raise_pending();
 bool idle(Stream stream);
 bool recording(Stream stream);
@@ -48,7 +52,7 @@ bool recording(Stream stream);
 void set_gather(bool gather);
 bool gather();
 /// Has `before` and `after` run around what is gathered on `stream` now, once it is flushed, even where a closure
-/// fails or is skipped. They must not throw. False when nothing is gathered.
+/// fails. They must not throw. False when nothing is gathered.
 bool enclose_gathered(Stream stream, Closure before, Closure after);
 /// Records what was gathered on `stream` as one node; forgets it.
 void flush_gathered(Stream stream);

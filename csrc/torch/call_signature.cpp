@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "torch/plain_value.h"
 
 namespace xpugraph {
 namespace {
@@ -25,13 +26,9 @@ std::string repr(PyObject* object) {
 
 std::string type_of(PyObject* object) { return Py_TYPE(object)->tp_name; }
 
-/// Same type and same value. NaN equals itself only when it is the same object; a comparison that raises is a "no".
-bool same_constant(PyObject* recorded, PyObject* given) {
-  if (recorded == given) return true;
-  if (Py_TYPE(recorded) != Py_TYPE(given)) return false;
-  const int equal = PyObject_RichCompareBool(recorded, given, Py_EQ);
-  if (equal < 0) PyErr_Clear();
-  return equal == 1;
+bool is_parameter(PyObject* object) {
+  static PyObject* const type = py::object(py::module_::import("torch.nn").attr("Parameter")).release().ptr();
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type;
 }
 
 std::string list_of(at::IntArrayRef sizes) {
@@ -112,6 +109,8 @@ CallSignature::CallSignature(std::vector<Parameter> parameters, std::vector<Tens
       tensors_(std::move(tensors)),
       device_(device),
       flatten_node_(std::move(flatten_node)) {
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    if (tensors_[i].written) written_.push_back(i);
   for (const Parameter& parameter : parameters_) {
     positional_count_ += parameter.positional;
     names_.push_back(py::reinterpret_steal<py::object>(PyUnicode_InternFromString(parameter.name.c_str())));
@@ -136,6 +135,7 @@ Reason CallSignature::match(PyObject* args, PyObject* kwargs, Match& match) cons
       used += object != nullptr;
     }
     if (!object) {
+      PyErr_Clear();
       if (parameter.omittable) continue;
       return "argument '" + (parameter.name.empty() ? "*args[" + std::to_string(i) + "]" : parameter.name) +
              "' is missing";
@@ -155,6 +155,16 @@ Reason CallSignature::match(PyObject* args, PyObject* kwargs, Match& match) cons
         return "argument '" + py::cast<std::string>(py::handle(key)) + "' is not among the recorded ones";
     }
   }
+  return shared_with_written(match);
+}
+
+Reason CallSignature::shared_with_written(const Match& match) const {
+  for (const std::size_t i : written_) {
+    for (std::size_t j = 0; j < match.tensors.size(); ++j) {
+      if (i != j && match.tensors[i].is_alias_of(match.tensors[j]))
+        return tensors_[j].name + " shares memory with " + tensors_[i].name + ", which forward writes to";
+    }
+  }
   return std::nullopt;
 }
 
@@ -163,7 +173,7 @@ Reason CallSignature::match_node(const Node& node, PyObject* object, Match& matc
     case Node::Kind::kTensor:
       return match_tensor(tensors_[node.index], object, match);
     case Node::Kind::kConstant:
-      if (same_constant(node.value.ptr(), object)) return std::nullopt;
+      if (same_value(node.value.ptr(), object)) return std::nullopt;
       return " is " + repr(object) + "; recorded with " + repr(node.value.ptr());
     case Node::Kind::kOpaque:
       return match_opaque(node, object, match);
@@ -171,9 +181,12 @@ Reason CallSignature::match_node(const Node& node, PyObject* object, Match& matc
       if (!PyDict_CheckExact(object)) return " is a " + type_of(object) + "; recorded with a dict";
       for (std::size_t i = 0; i < node.children.size(); ++i) {
         const std::string at = "[" + repr(node.keys[i].ptr()) + "]";
-        PyObject* child = PyDict_GetItemWithError(object, node.keys[i].ptr());
-        if (!child) return at + " is missing";
-        if (Reason reason = match_node(node.children[i], child, match)) return at + *reason;
+        const auto child = py::reinterpret_borrow<py::object>(PyDict_GetItemWithError(object, node.keys[i].ptr()));
+        if (!child) {
+          PyErr_Clear();
+          return at + " is missing";
+        }
+        if (Reason reason = match_node(node.children[i], child.ptr(), match)) return at + *reason;
       }
       if (static_cast<std::size_t>(PyDict_GET_SIZE(object)) != node.children.size())
         return " has " + std::to_string(PyDict_GET_SIZE(object)) + " entries; recorded with " +
@@ -188,9 +201,12 @@ Reason CallSignature::match_node(const Node& node, PyObject* object, Match& matc
       const auto length = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(object));
       if (length != node.children.size())
         return " has " + std::to_string(length) + " items; recorded with " + std::to_string(node.children.size());
-      for (std::size_t i = 0; i < length; ++i)
-        if (Reason reason = match_node(node.children[i], PySequence_Fast_GET_ITEM(object, i), match))
+      for (std::size_t i = 0; i < length; ++i) {
+        if (static_cast<Py_ssize_t>(i) >= PySequence_Fast_GET_SIZE(object)) return " changed while it was looked at";
+        const auto child = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(object, i));
+        if (Reason reason = match_node(node.children[i], child.ptr(), match))
           return "[" + std::to_string(i) + "]" + *reason;
+      }
       return std::nullopt;
     }
   }
@@ -202,7 +218,7 @@ Reason CallSignature::match_opaque(const Node& node, PyObject* object, Match& ma
     return " is a " + type_of(object) + "; recorded with a " + repr(node.value.ptr());
   const auto flat = py::cast<py::tuple>(flatten_node_(py::handle(object)));
   const auto children = py::cast<py::list>(flat[0]);
-  if (children.size() != node.children.size() || !same_constant(node.context.ptr(), flat[1].ptr()))
+  if (children.size() != node.children.size() || !same_value(node.context.ptr(), flat[1].ptr()))
     return " has other fields than were recorded";
   for (std::size_t i = 0; i < node.children.size(); ++i)
     if (Reason reason = match_node(node.children[i], children[i].ptr(), match))
@@ -211,7 +227,7 @@ Reason CallSignature::match_opaque(const Node& node, PyObject* object, Match& ma
 }
 
 Reason CallSignature::match_tensor(const TensorSpec& spec, PyObject* object, Match& match) const {
-  if (!THPVariable_CheckExact(object) && !(THPVariable_Check(object) && type_of(object) == "Parameter"))
+  if (!THPVariable_CheckExact(object) && !is_parameter(object))
     return " is a " + type_of(object) + "; recorded with a Tensor of shape " + describe_shape(spec);
   const at::Tensor& tensor = THPVariable_Unpack(object);
   const auto expected = [&] { return "; recorded for shape " + describe_shape(spec); };

@@ -61,10 +61,14 @@ class CallSignature {
   std::optional<std::string> match_tensor(const TensorSpec& spec, PyObject* object, Match& match) const;
   std::optional<std::string> match_opaque(const Node& node, PyObject* object, Match& match) const;
 
+  /// The copies of two arguments that share memory would not: what is written to one would not be seen in the other.
+  std::optional<std::string> shared_with_written(const Match& match) const;
+
   std::vector<Parameter> parameters_;
   std::vector<TensorSpec> tensors_;
   at::Device device_;
   py::object flatten_node_;
+  std::vector<std::size_t> written_;  ///< tensors that forward writes to
   std::size_t positional_count_ = 0;
   std::vector<py::object> names_;  ///< interned, one a parameter
 };

@@ -19,6 +19,18 @@ GraphedCall::GraphedCall(std::unique_ptr<GraphedModule> module, CallSignature si
   if (autocast_) autocast_dtype_ = at::autocast::get_autocast_dtype(device_type_);
 }
 
+GraphedCall::~GraphedCall() {
+  const py::gil_scoped_release release;
+  module_.reset();
+}
+
+void GraphedCall::serve(ModuleWatch watch) {
+  watch_ = std::move(watch);
+  calls_ = 0;
+  const py::gil_scoped_release release;
+  module_->forget_replays();
+}
+
 bool GraphedCall::same_autocast() const {
   const bool now = at::autocast::is_autocast_enabled(device_type_);
   return now == autocast_ && (!now || at::autocast::get_autocast_dtype(device_type_) == autocast_dtype_);
@@ -29,20 +41,26 @@ py::object GraphedCall::operator()(const py::args& args, const py::kwargs& kwarg
   if (const auto reason = signature_.match(args.ptr(), kwargs.ptr(), match)) return reject_(*reason, args, kwargs);
   if (match.batch_size == 0) return reject_("the batch is empty", args, kwargs);
   if (!same_autocast()) return reject_("autocast is not as it was when the graphs were recorded", args, kwargs);
+  // A call that writes to its arguments must know before; for any other the device works meanwhile, and what the graphs
+  // read is kept alive, so that a late "no" costs nothing but this result.
+  if (module_->writes_inputs()) need_unchanged();
   GraphedModule::Tensors outputs;
   {
     const py::gil_scoped_release release;
     outputs = module_->run(match.tensors, match.batch_size);
   }
-  // Looked at while the device works: what the graphs read is kept alive, so a late "no" costs nothing but this result.
-  const std::string& changed = watch_.changed();
-  if (!changed.empty())
-    throw StateError(
-        "'" + changed + "' of the module was replaced after recording (for example by load_state_dict(assign=True), " +
-        ".to(), train() or an assignment), and the graphs still use what was recorded. Change weights in " +
-        "place (copy_, load_state_dict), or deactivate() and activate() the backend to record again");
+  if (!module_->writes_inputs()) need_unchanged();
   ++calls_;
   return build_object(result_, outputs, unflatten_node_);
+}
+
+void GraphedCall::need_unchanged() {
+  const std::string& changed = watch_.changed();
+  if (changed.empty()) return;
+  throw StateError("'" + changed +
+                   "' of the module was changed after recording (for example by load_state_dict(assign=True), .to(), " +
+                   "train() or an assignment), and the graphs still use what was recorded. Change weights in place " +
+                   "(copy_, load_state_dict), or deactivate() and activate() the backend to record again");
 }
 
 void GraphedCall::record(std::int64_t size, const py::function& forward) {

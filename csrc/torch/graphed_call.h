@@ -24,19 +24,25 @@ class GraphedCall {
   GraphedCall(std::unique_ptr<GraphedModule> module, CallSignature signature, Node result, py::object unflatten_node,
               py::object reject);
 
+  /// Without the GIL, since it waits for the device.
+  ~GraphedCall();
+  GraphedCall(const GraphedCall&) = delete;
+  GraphedCall& operator=(const GraphedCall&) = delete;
+
   py::object operator()(const py::args& args, const py::kwargs& kwargs);
 
   /// forward(list of static inputs) -> list of tensors, called inside the capture with the GIL held.
   void record(std::int64_t size, const py::function& forward);
   void replay(std::int64_t size);
-  /// From now on every call checks `watch`.
-  void set_watch(ModuleWatch watch) { watch_ = std::move(watch); }
+  /// From now on calls are a user's: they check `watch`, and are counted from 0.
+  void serve(ModuleWatch watch);
 
   GraphedModule& module() { return *module_; }
   std::int64_t calls() const { return calls_; }
 
  private:
   bool same_autocast() const;
+  void need_unchanged();
 
   std::unique_ptr<GraphedModule> module_;
   CallSignature signature_;

@@ -113,6 +113,11 @@ void GraphedModule::replay(std::int64_t size) {
   graphs_->replay(size, runtime_->current_stream(device_.index() < 0 ? 0 : device_.index()));
 }
 
+void GraphedModule::forget_replays() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  replays_ = 0;
+}
+
 std::vector<std::int64_t> GraphedModule::sizes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return graphs_->sizes();

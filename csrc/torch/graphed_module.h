@@ -51,13 +51,15 @@ class GraphedModule {
   /// Replays one size on the current stream with whatever its buffers hold.
   void replay(std::int64_t size);
 
+  void forget_replays();
   std::vector<std::int64_t> sizes() const;     ///< what is recorded, ascending
   std::size_t nodes(std::int64_t size) const;  ///< of one graph; never 0
   PoolStats pool_stats() const;
   std::size_t pool_bytes_of(std::int64_t size) const;  ///< what recording this size added to the pool
-  std::size_t input_bytes() const;                     ///< of the padded input buffers
-  std::int64_t recordings() const;                     ///< captures that succeeded, ever
-  std::int64_t replays() const;                        ///< graphs replayed by run(), ever
+  bool writes_inputs() const { return writes_inputs_; }
+  std::size_t input_bytes() const;  ///< of the padded input buffers
+  std::int64_t recordings() const;  ///< captures that succeeded, ever
+  std::int64_t replays() const;     ///< graphs replayed by run() since forget_replays()
 
  private:
   using Results = std::vector<Result>;

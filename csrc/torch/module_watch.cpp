@@ -3,6 +3,8 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "torch/plain_value.h"
+
 namespace xpugraph {
 namespace {
 
@@ -10,7 +12,7 @@ const void* data_of(const at::Tensor& tensor) { return tensor.has_storage() ? te
 
 bool is_plain(PyObject* object) {
   return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object) ||
-         PyUnicode_CheckExact(object);
+         PyUnicode_CheckExact(object) || PyTuple_CheckExact(object);
 }
 
 /// Changes with every write to the dict (PEP 509). Python 3.12 gave the field up: there it is 0, which is never current.
@@ -24,18 +26,42 @@ std::uint64_t version_of(const py::dict& dict) {
 
 }  // namespace
 
-void ModuleWatch::add(py::dict dict, py::str key, py::object value, std::string name) {
+ModuleWatch::Group& ModuleWatch::group(py::dict dict) {
   const auto [position, inserted] = group_of_.emplace(dict.ptr(), groups_.size());
-  if (inserted) groups_.push_back({std::move(dict), 0, {}});
-  if (THPVariable_Check(value.ptr())) {
-    const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
-    memory_.push_back({tensor, data_of(tensor)});
-    memory_names_.push_back(name);
-    if (tensor.has_storage()) storages_.push_back(tensor.storage());
-  }
+  if (inserted) groups_.push_back({std::move(dict), 0, -1, {}, {}});
+  return groups_[position->second];
+}
+
+void ModuleWatch::add(py::dict dict, py::str key, py::object value, std::string name) {
+  watch_memory(value, name);
   const bool by_value = is_plain(value.ptr());
-  groups_[position->second].entries.push_back({std::move(key), std::move(value), by_value, std::move(name)});
+  group(std::move(dict)).entries.push_back({std::move(key), std::move(value), by_value, std::move(name)});
   ++size_;
+}
+
+void ModuleWatch::add_size(py::dict dict, std::string name) {
+  Group& watched = group(std::move(dict));
+  watched.size = PyDict_GET_SIZE(watched.dict.ptr());
+  watched.size_name = std::move(name);
+  ++size_;
+}
+
+void ModuleWatch::add_items(py::list list, std::string name) {
+  Items items{std::move(list), {}, std::move(name)};
+  for (const py::handle& item : items.list) {
+    items.values.push_back(py::reinterpret_borrow<py::object>(item));
+    watch_memory(items.values.back(), items.name);
+  }
+  items_.push_back(std::move(items));
+  ++size_;
+}
+
+void ModuleWatch::watch_memory(const py::object& value, const std::string& name) {
+  if (!THPVariable_Check(value.ptr())) return;
+  const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+  memory_.push_back({tensor, data_of(tensor)});
+  memory_names_.push_back(name);
+  if (tensor.has_storage()) storages_.push_back(tensor.storage());
 }
 
 const std::string& ModuleWatch::changed() {
@@ -48,6 +74,14 @@ const std::string& ModuleWatch::changed() {
     if (const std::string* name = changed_entry(group)) return *name;
     group.version = version;
   }
+  for (const Items& items : items_) {
+    if (static_cast<std::size_t>(PyList_GET_SIZE(items.list.ptr())) != items.values.size()) return items.name;
+    for (std::size_t i = 0; i < items.values.size(); ++i) {
+      PyObject* now = PyList_GET_ITEM(items.list.ptr(), i);
+      PyObject* then = items.values[i].ptr();
+      if (now != then && !(is_plain(then) && same_value(now, then))) return items.name;
+    }
+  }
   for (std::size_t i = 0; i < memory_.size(); ++i)
     if (data_of(memory_[i].tensor) != memory_[i].data) return memory_names_[i];
   return nothing;
@@ -57,14 +91,10 @@ const std::string* ModuleWatch::changed_entry(const Group& group) {
   for (const Entry& entry : group.entries) {
     PyObject* now = PyDict_GetItemWithError(group.dict.ptr(), entry.key.ptr());
     if (now == entry.value.ptr()) continue;
-    if (!now || !entry.by_value || Py_TYPE(now) != Py_TYPE(entry.value.ptr())) {
-      PyErr_Clear();
-      return &entry.name;
-    }
-    const int equal = PyObject_RichCompareBool(now, entry.value.ptr(), Py_EQ);
-    if (equal < 0) PyErr_Clear();
-    if (equal != 1) return &entry.name;
+    PyErr_Clear();
+    if (!now || !entry.by_value || !same_value(now, entry.value.ptr())) return &entry.name;
   }
+  if (group.size >= 0 && PyDict_GET_SIZE(group.dict.ptr()) != group.size) return &group.size_name;
   return nullptr;
 }
 

@@ -110,22 +110,34 @@ at::Tensor Result::allocate(std::int64_t batch_size) const {
   return at::empty_strided(sizes, strides, alias_.options());
 }
 
+bool Result::transferable(const at::Tensor& target) const {
+  if (!spec_->batched()) return dense_;
+  if (item_bytes_ == 0) return false;
+  // The target may have been laid out for a graph of another size.
+  const std::int64_t row = item_bytes_ / alias_.element_size() / spec_->rows_per_item;
+  for (std::int64_t d = 0; d < target.dim(); ++d) {
+    const std::int64_t stride = d == spec_->batch_dim ? row : alias_.stride(d);
+    if (target.size(d) > 1 && target.stride(d) != stride) return false;
+  }
+  return true;
+}
+
 void Result::transfer_to(at::Tensor& target, const Chunk& chunk, std::vector<Transfer>& transfers) const {
-  if (target.numel() == 0) return;
-  if (spec_->batched() && item_bytes_ > 0) {
+  if (target.numel() == 0 || !transferable(target)) return;
+  if (spec_->batched()) {
     char* to = static_cast<char*>(target.mutable_data_ptr()) + chunk.offset * item_bytes_;
     transfers.push_back({to, alias_.const_data_ptr(), chunk.rows * item_bytes_});
-  } else if (!spec_->batched() && dense_ && chunk.offset == 0) {  // the same for every chunk
+  } else if (chunk.offset == 0) {  // the same for every chunk
     transfers.push_back({target.mutable_data_ptr(), alias_.const_data_ptr(), alias_.nbytes()});
   }
 }
 
 void Result::copy_to(at::Tensor& target, const Chunk& chunk) const {
-  if (target.numel() == 0) return;
+  if (target.numel() == 0 || transferable(target)) return;
   const std::int64_t k = spec_->rows_per_item, dim = spec_->batch_dim;
-  if (spec_->batched() && item_bytes_ == 0)
+  if (spec_->batched())
     target.narrow(dim, k * chunk.offset, k * chunk.rows).copy_(alias_.narrow(dim, 0, k * chunk.rows));
-  else if (!spec_->batched() && !dense_ && chunk.offset == 0)
+  else if (chunk.offset == 0)
     target.copy_(alias_);
 }
 

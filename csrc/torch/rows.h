@@ -61,6 +61,8 @@ class Result {
   at::Tensor lend(std::int64_t items) const;
 
  private:
+  bool transferable(const at::Tensor& target) const;
+
   const TensorSpec* spec_;
   at::Tensor alias_;            ///< over the output's memory; keeps the pool, not the block
   at::Tensor kept_;             ///< the output itself, or nothing

@@ -58,6 +58,4 @@ void empty_cache() { sycl_cpu_hooks()->allocator().empty_cache(); }
 
 void set_memory_limit(std::size_t bytes) { sycl_cpu_hooks()->allocator().set_limit(bytes); }
 
-void submit(std::function<void()> work) { submit_here(std::move(work)); }
-
 }  // namespace xpugraph::sycl_device

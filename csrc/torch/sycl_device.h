@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,8 +35,5 @@ void reset_peak_memory();
 void empty_cache();
 /// 0 is no limit.
 void set_memory_limit(std::size_t bytes);
-
-/// Runs `work` in order on the calling thread's current stream, or records it.
-void submit(std::function<void()> work);
 
 }  // namespace xpugraph::sycl_device

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from . import _native
 from ._version import __version__
 from .environment import device_name
 from .errors import ConfigError
@@ -128,7 +129,9 @@ def backend_factories() -> dict[str, Callable[[BenchConfig], Backend]]:
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """Returns the device that ``--device`` names; `auto` is xpu, else cuda, else the SYCL CPU device.
+    """Returns the device that ``--device`` names.
+
+    `auto` is the first of xpu and cuda that is here and that this build records graphs on, else the SYCL CPU device.
 
     Raises:
         ConfigError: The name is unknown, or torch sees no such device.
@@ -137,7 +140,8 @@ def resolve_device(name: str = "auto") -> torch.device:
     if name not in accepted:
         raise ConfigError(f"unknown device {name!r}: accepted are {', '.join(accepted)}")
     gpus = [kind for kind in ("xpu", "cuda") if getattr(torch, kind).is_available()]
-    chosen = (gpus[0] if gpus else "sycl") if name == "auto" else name
+    recording = [kind for kind in gpus if kind in _native.load().runtimes()]
+    chosen = (recording[0] if recording else "sycl") if name == "auto" else name
     if chosen == "sycl":
         from . import enable_sycl_device
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Recipe: what a recorded module is called with, for any batch size. Everything a graph needs to be recorded again."""
+"""Calls: the arguments of a module taken apart into structure and tensors."""
 
 from __future__ import annotations
 
@@ -107,8 +107,14 @@ def take_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
             arguments += [Argument(k, False, False, describe(value[k], k, leaves)) for k in sorted(value)]
         else:
             positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+            count = len(leaves.tensors)
+            spec = describe(value, name, leaves)
             omittable = parameter.default is not inspect.Parameter.empty and _same(value, parameter.default)
-            arguments.append(Argument(name, positional, omittable, describe(value, name, leaves)))
+            omittable = (
+                omittable and len(leaves.tensors) == count
+            )  # a default that is a tensor would have to be copied in
+            known = "" if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else name
+            arguments.append(Argument(known, positional, omittable, spec))
     return Call(arguments, leaves)
 
 

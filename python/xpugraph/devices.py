@@ -46,7 +46,7 @@ def enable_sycl_device(gather: bool = True, worker_threads: int | None = None) -
 
 
 def _register(worker_threads: int) -> None:
-    _point_to_runtime()
+    point_to_runtime()
     core = getattr(_native.load(), "sycl", None)
     if core is None:
         raise MissingRuntimeError(f"xpugraph was built without SYCL: {_INSTALL}, then build xpugraph again")
@@ -61,7 +61,7 @@ def _register(worker_threads: int) -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
 
 
-def _point_to_runtime() -> None:
+def point_to_runtime() -> None:
     """Lets SYCL find its OpenCL CPU driver, and this process its libsycl, without any setting of the user's."""
     driver = _find("intel-opencl-rt", "libintelocl.so")
     if driver is not None:

@@ -107,7 +107,7 @@ def _extension() -> Any:
     """Returns the extension, loaded the way `enable_sycl_device` does it but without making a torch device."""
     from . import _native, devices
 
-    devices._point_to_runtime()
+    devices.point_to_runtime()
     return _native.load()
 
 

@@ -1,32 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""One eager run that is watched, before anything is recorded: what would go wrong unseen inside a graph."""
+"""Eager runs and captures that are watched: what would go wrong unseen inside a graph, and what a graph reads."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import _native
 from .errors import BuildError
 
 _WAITS = {
     torch.ops.aten._local_scalar_dense.default: "Tensor.item(), bool(tensor), int(tensor) or float(tensor)",
     torch.ops.aten.equal.default: "torch.equal",
 }
-
-
-def module_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers and plain tensor attributes, with their names."""
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
-    for prefix, child in module.named_modules():
-        for key, value in vars(child).items():
-            if isinstance(value, torch.Tensor):
-                yield (f"{prefix}.{key}" if prefix else key), value
 
 
 def _where() -> str:
@@ -38,63 +29,109 @@ def _where() -> str:
     return ""
 
 
-class Probe(TorchDispatchMode):
-    """Watches one forward.
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Tells storages apart while they live, without the Python object of untyped_storage(), which would hold it."""
+    return _native.load().storage_id(tensor) or id(tensor)
+
+
+class Keeper(TorchDispatchMode):
+    """Keeps what a capture reads but did not make: weights, caches, tensors of closures, wherever they are held.
+
+    A graph reads such memory at every replay; whoever else holds it may let it go.
 
     Attributes:
-        written: Indices of the input tensors that were written to in place.
-
-    Raises (from inside the forward):
-        BuildError: Before an operator changes a parameter or buffer, draws random numbers, or makes the host wait for
-            the device.
+        kept: One tensor a storage.
     """
 
-    def __init__(self, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self._state = {_storage(tensor): name for name, tensor in module_tensors(module)}
-        self._inputs = {_storage(tensor): i for i, tensor in enumerate(inputs)}
-        self._device = inputs[0].device.type
-        self.written: set[int] = set()
+        self.kept: dict[int, torch.Tensor] = {}
+        self._known = {_storage(tensor) for tensor in inputs}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Looks at one operator, then runs it."""
+        """Looks at one operator and runs it."""
         kwargs = kwargs or {}
-        self._look_for_writes(func, args, kwargs)
-        self._look_for_waits(func, args, kwargs)
-        return func(*args, **kwargs)
+        given = _tensors((args, kwargs))
+        self._look(func, args, kwargs, given)
+        result = func(*args, **kwargs)
+        taken = {_storage(tensor) for tensor in given}
+        self._known.update({_storage(tensor) for tensor in _tensors(result)} - taken)
+        return result
+
+    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> None:
+        for tensor in given:
+            if (key := _storage(tensor)) not in self._known:
+                self.kept.setdefault(key, tensor.detach() if tensor.requires_grad else tensor)
+
+
+class Probe(Keeper):
+    """Watches one eager forward.
+
+    Attributes:
+        written: Indices of the input tensors that were written to in place.
+
+    Raises (from inside the forward, and again at the end should the forward swallow it):
+        BuildError: Before an operator changes memory that was there before, draws random numbers, or makes the host
+            wait for the device.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__(inputs)
+        self._names = {_storage(tensor): name for name, tensor in named}
+        self._inputs = {_storage(tensor): i for i, tensor in enumerate(inputs)}
+        self._device = inputs[0].device.type
+        self._refusal: BuildError | None = None
+        self.written: set[int] = set()
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        """Raises what the forward swallowed."""
+        super().__exit__(kind, value, trace)
+        if self._refusal is not None and kind is None:
+            raise self._refusal
+
+    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> None:
+        super()._look(func, args, kwargs, given)
+        try:
+            self._look_for_writes(func, args, kwargs)
+            self._look_for_waits(func, args, kwargs, given)
+        except BuildError as error:
+            self._refusal = self._refusal or error
+            raise
 
     def _look_for_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            for tensor in pytree.tree_leaves(value):
-                if not isinstance(tensor, torch.Tensor):
-                    continue
-                name = self._state.get(_storage(tensor))
-                if name is not None:
-                    raise BuildError(
-                        f"forward changes '{name}' of the module in place ({func}{_where()}); a graph would do so once "
-                        "for every replay, with padding rows included"
-                    )
-                if (index := self._inputs.get(_storage(tensor))) is not None:
+            for tensor in _tensors(args[position] if position < len(args) else kwargs.get(argument.name)):
+                key = _storage(tensor)
+                if (index := self._inputs.get(key)) is not None:
                     self.written.add(index)
+                elif key not in self._known:
+                    name = self._names.get(key)
+                    what = f"'{name}' of the module" if name else "a tensor that it did not make"
+                    raise BuildError(
+                        f"forward changes {what} in place ({func}{_where()}); a graph would do so once for every "
+                        "replay, with padding rows included"
+                    )
 
-    def _look_for_waits(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _look_for_waits(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise BuildError(
                 f"forward draws random numbers ({func}{_where()}), which are not recorded: padding would shift the "
                 "generator. Use eval(), or the eager backend"
             )
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if not any(t.device.type == self._device for t in tensors):
+        if not any(tensor.device.type == self._device for tensor in given):
             return
         what = _WAITS.get(func)
-        if what is None and (
-            torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
-        ):
+        if what is None and {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
             what = "an operator whose result's shape depends on values"
         if what is None and _copies_to_host(func, args, kwargs):
             what = "a copy to the host"
@@ -112,23 +149,3 @@ def _copies_to_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if func is torch.ops.aten.copy_.default:
         return args[0].device.type == "cpu"
     return False
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except NotImplementedError:
-        return id(tensor)
-
-
-def run_probe(
-    module: torch.nn.Module, inputs: Sequence[torch.Tensor], forward: Callable[[Sequence[torch.Tensor]], Any]
-) -> tuple[Any, set[int]]:
-    """Runs `forward(inputs)` once and says which inputs it writes to.
-
-    Raises:
-        BuildError: The forward cannot be recorded; names the operator and the line.
-    """
-    with Probe(module, inputs) as probe:
-        result = forward(inputs)
-    return result, probe.written

@@ -15,8 +15,8 @@ from . import _native
 from .batching import fresh_inputs, output_dims, take_rows
 from .call import TensorArgument, rebuild_call
 from .check import Checker, Tolerance
-from .errors import BuildError
-from .probe import run_probe
+from .errors import BuildError, XPUGraphError
+from .probe import Keeper, Probe
 from .progress import track
 from .recipe import Recipe
 from .structure import Leaves, Spec, describe, first_difference, flatten_node, unflatten_node
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .backends.graph import XPUGraphBackendConfig
 
 _SEED = 20260401  # of the check's own generator; the global ones are never touched
+
+
+class _EagerRaisesError(BuildError):
+    """The forward raises in plain eager mode."""
 
 
 class Recording:
@@ -53,18 +57,23 @@ class Recording:
         self._native = _native.load()
         self.dropped: dict[int, str] = {}
         self.record_seconds = 0.0
-        snapshot = Snapshot(module)
+        self._kept: dict[int, torch.Tensor] = {}  # what the graphs read, whoever else holds it
+        self._snapshot = Snapshot(module)
         try:
             # Not in inference mode, whichever mode the caller is in: its tensors cannot be written to outside of it.
             with torch.inference_mode(False), torch.no_grad(), _without_gc():
                 self._record(config, samples, reject)
-            self.call.set_watch(snapshot.watch(self._native, snapshot.changed()))
-        finally:
-            snapshot.restore()
+        except BaseException:
+            self._snapshot.changes()
+            raise
+        changed = self._snapshot.changes()
+        self.call.serve(self._snapshot.watch(self._native, changed))
+        del self._snapshot
 
     def close(self) -> None:
         """Destroys the graphs and gives their memory back."""
         del self.call
+        self._kept.clear()
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -76,10 +85,17 @@ class Recording:
     ) -> None:
         recipe = self._recipe
         generator = torch.Generator().manual_seed(_SEED)
-        # One more row than a single recorded size: what depends on the batch size would else look right at that size.
-        rows = recipe.batch_sizes[-1] + (len(recipe.batch_sizes) == 1)
-        inputs = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
-        result, outputs = self._look_at(inputs, rows)
+        # Above the largest recorded size, where chunks begin; a forward with a largest batch of its own may refuse it.
+        largest = recipe.batch_sizes[-1]
+        candidates = [max(largest + 1, 3)] + [largest] * (largest >= 3)
+        for rows in candidates:
+            inputs = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
+            try:
+                result, outputs = self._look_at(inputs, rows)
+                break
+            except _EagerRaisesError:
+                if rows == candidates[-1]:
+                    raise
         self.call = self._native.GraphedCall(
             device=recipe.device,
             grid=self._native.BatchGrid.from_sizes(recipe.batch_sizes),
@@ -111,12 +127,17 @@ class Recording:
         recipe = self._recipe
         many, few = Leaves(), Leaves()
         tensors = [x.clone() for x in inputs]
+        places = [t.data_ptr() for t in tensors]
+        args, kwargs = rebuild_call(recipe.arguments, tensors)
         try:
-            result, written = run_probe(self._module, tensors, self._forward)
+            with Probe(self._snapshot.tensors(), tensors) as probe:
+                result = self._module(*args, **kwargs)
         except BuildError:
             raise
         except Exception as error:
-            raise BuildError(f"eager itself raises at batch size {rows}: {error}") from error
+            raise _EagerRaisesError(f"eager itself raises at batch size {rows}: {error}") from error
+        self._need_same_arguments(args, kwargs, tensors, places)
+        written = probe.written
         spec = describe(result, "output", many)
         fewer, result = self._run_fewer(inputs, rows)
         other = describe(result, "output", few)
@@ -131,6 +152,20 @@ class Recording:
             TensorArgument(name, t.dtype, tuple(t.shape), t.stride(), dim, per_item)
             for name, t, (dim, per_item) in zip(many.names, many.tensors, dims, strict=True)
         ]
+
+    def _need_same_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], places: list[int]
+    ) -> None:
+        """A graph does not change Python objects, so a forward that changes its lists and dicts is not served."""
+        leaves, values = Leaves(), iter(args)
+        for argument in self._recipe.arguments:
+            name = argument.name or "*args"
+            value = next(values) if argument.positional else kwargs[argument.name]
+            if difference := first_difference(argument.spec, describe(value, name, leaves), name):
+                raise BuildError(f"forward changes its argument {name} ({difference}), which a graph would not do")
+        for name, before, after, place in zip(leaves.names, tensors, leaves.tensors, places, strict=True):
+            if before is not after or after.data_ptr() != place:
+                raise BuildError(f"forward puts another tensor in the place of {name}, which a graph would not do")
 
     def _run_fewer(self, inputs: list[torch.Tensor], rows: int) -> tuple[int, Any]:
         """Eager at the next smaller recorded size that the forward takes."""
@@ -166,7 +201,9 @@ class Recording:
                 self._forward(static)  # warm-up: nothing may be initialised inside a capture
                 self._fill(static, inputs, size)
                 _synchronize(self._recipe.device)
-                self.call.record(size, self._forward_flat)
+                with Keeper(static) as keeper:
+                    self.call.record(size, self._forward_flat)
+                self._kept.update(keeper.kept)
             except Exception as error:  # noqa: BLE001  a model may raise anything; that size is dropped and named
                 self.dropped[size] = f"{type(error).__name__}: {error}"
         self.record_seconds = time.perf_counter() - start
@@ -191,14 +228,22 @@ class Recording:
             describe(self.call(*args, **kwargs), "output", leaves)
             return leaves.tensors + [tensors[i] for i in written]
 
-        checker = Checker(self._recipe.tensors, checked, inputs, eager, graph, tolerance, rows)
-        previous = 0
-        for size in track(list(self.call.sizes), "checking"):
-            if (reason := checker.size(size, previous)) is None:
-                previous = size
-            else:
-                self.dropped[size] = reason
-                self.call.drop(size)
+        try:
+            checker = Checker(self._recipe.tensors, checked, inputs, eager, graph, tolerance, rows)
+            checker.isolation()
+            for size in self.dropped:
+                checker.dropped(size)
+            previous = 0
+            for size in track(list(self.call.sizes), "checking"):
+                if (reason := checker.size(size, previous)) is None:
+                    previous = size
+                else:
+                    self.dropped[size] = reason
+                    self.call.drop(size)
+        except XPUGraphError:
+            raise
+        except Exception as error:
+            raise BuildError(f"the check against eager failed (rows that pad are zero): {error}") from error
         self._need_sizes()
 
     def _need_sizes(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,15 +130,6 @@ def rebuild(spec: Spec, tensors: Sequence[torch.Tensor]) -> Any:
     if kind == "dict":
         return dict(zip(spec[1], children, strict=True))
     return unflatten_node(spec[1], spec[2], children)
-
-
-def map_constants(spec: Spec, change: Callable[[Any], Any]) -> Spec:
-    """The same description with every constant passed through `change`."""
-    if spec[0] == "const":
-        return ("const", change(spec[1]))
-    if spec[0] == "tensor":
-        return spec
-    return (*spec[:-1], [map_constants(child, change) for child in spec[-1]])
 
 
 def first_difference(a: Spec, b: Spec, name: str) -> str | None:

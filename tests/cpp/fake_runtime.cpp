@@ -123,6 +123,8 @@ void FakeRuntime::order(Stream after, Stream before) {
 
 void FakeRuntime::synchronize(Stream stream) { call("synchronize", text_of(stream)); }
 
+void FakeRuntime::wait_idle(Stream stream) noexcept { call("wait_idle", text_of(stream)); }
+
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 PoolId FakeRuntime::create_pool(int device) {

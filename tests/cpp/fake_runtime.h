@@ -60,6 +60,7 @@ class FakeRuntime : public GraphRuntime {
   Stream current_stream(int device) override;
   void order(Stream after, Stream before) override;
   void synchronize(Stream stream) override;
+  void wait_idle(Stream stream) noexcept override;
   PoolId create_pool(int device) override;
   void release_pool(PoolId pool) noexcept override;
   PoolStats pool_stats(PoolId pool) override;

@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import matplotlib.image
 import pytest
@@ -329,12 +330,17 @@ def test_device_that_is_not_here_is_refused():
     assert outcome.exit_code == 2 and "sees no cuda device" in outcome.stderr
 
 
-def test_auto_prefers_xpu_then_cuda(monkeypatch):
+def test_auto_takes_the_first_gpu_that_this_build_records_on(monkeypatch):
+    built = ["sycl", "cuda"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-    assert bench.resolve_device("auto").type == "xpu"
-    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    monkeypatch.setattr(bench._native, "load", lambda: SimpleNamespace(runtimes=lambda: built))
+    monkeypatch.setattr("xpugraph.enable_sycl_device", lambda: torch.device("cpu"))
     assert bench.resolve_device("auto").type == "cuda"
+    built.append("xpu")
+    assert bench.resolve_device("auto").type == "xpu"
+    built[:] = ["sycl"]
+    assert bench.resolve_device("auto").type == "cpu"
 
 
 def test_version_and_help():

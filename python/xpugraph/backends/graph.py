@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .. import _native
 from ..batching import BatchDims, tensor_arguments
 from ..call import Call, as_call, check_same_structure, take_apart
-from ..errors import ConfigError, InputError
+from ..errors import BuildError, ConfigError, InputError, XPUGraphError
 from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
 from ..recording import Recording
 from ..watch import check_module
@@ -86,9 +87,9 @@ def _whole(name: str, value: Any) -> int:
 class XPUGraphBackend(Backend):
     """Records a module for a grid of batch sizes and serves any batch by padding it to the next recorded size.
 
-    Results are as eager's in value and dtype; they never require a gradient, and a result that eager would return as
-    the argument itself is a copy. Strides are those of the recorded results. A dict argument matches by keys, in any
-    order.
+    Results of graphs are as eager's in value and dtype; they never require a gradient, and a result that eager would
+    return as the argument itself is a copy. Strides are those of the recorded results. A dict argument matches by keys,
+    in any order.
 
     A call that was not recorded (another dtype, device, feature shape or non-tensor value; an empty batch; autocast
     switched on or off since; an argument that requires a gradient while gradients are on) is served by eager and
@@ -120,12 +121,24 @@ class XPUGraphBackend(Backend):
         device = _common_device(calls[largest], module)
         sizes = self._grid_sizes(batch_sizes[largest])
         recipe = Recipe(calls[largest].arguments, arguments, sizes, device)
-        recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._reject())
+        try:
+            recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._reject())
+        except BuildError as error:
+            if batch_dims is not None or len(set(batch_sizes)) > 1:
+                raise
+            guessed = ", ".join(f"dimension {t.batch_dim} of {t.name}" for t in arguments if t.batch_dim is not None)
+            raise BuildError(
+                f"{error}\n(The samples have one batch size, so the batch was taken to be {guessed}. If it is not, "
+                "give samples of two batch sizes, or batch_dims.)"
+            ) from error
         self._module, self._recipe, self._recording = module, recipe, recording
 
     def _take_samples(self, module: torch.nn.Module, samples: Sequence[Any]) -> list[Call]:
         if isinstance(samples, (torch.Tensor, dict)) or not isinstance(samples, Sequence) or not len(samples):
-            raise ConfigError("samples: a list with at least one sample is needed, such as samples=[x]")
+            raise ConfigError(
+                f"samples: a list with at least one sample is needed, such as samples=[x]; a {type(samples).__name__} "
+                "was given or the list is empty"
+            )
         calls = [take_apart(module, *as_call(sample)) for sample in samples]
         check_same_structure(calls)
         return calls
@@ -188,8 +201,11 @@ class XPUGraphBackend(Backend):
             raise InputError(f"{reason} (strict=True: calls that were not recorded are refused)")
         assert self._module is not None
         try:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and "gradient" in reason):
+            wanted = any(t.requires_grad for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+            with torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
                 result = self._module(*args, **kwargs)
+        except (XPUGraphError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
             raise InputError(f"{reason}; eager refuses the call too: {error}") from error
         known = reason in self._eager_calls or len(self._eager_calls) < _MOST_REASONS
