@@ -52,8 +52,12 @@ std::unique_ptr<GraphedCall> make_graphed_call(const at::Device& device, const B
                                                const py::tuple& result, std::vector<TensorSpec> outputs,
                                                bool copy_outputs, std::size_t pool_limit_bytes, py::object flatten_node,
                                                py::object unflatten_node, py::object reject) {
-  auto module = std::make_unique<GraphedModule>(runtime_for(device), device, grid, inputs, std::move(outputs),
-                                                GraphedModuleOptions{copy_outputs, pool_limit_bytes});
+  std::unique_ptr<GraphedModule> module;
+  {
+    const py::gil_scoped_release release;
+    module = std::make_unique<GraphedModule>(runtime_for(device), device, grid, inputs, std::move(outputs),
+                                             GraphedModuleOptions{copy_outputs, pool_limit_bytes});
+  }
   CallSignature signature(std::move(parameters), std::move(inputs), device, std::move(flatten_node));
   return std::make_unique<GraphedCall>(std::move(module), std::move(signature), Node::parse(result),
                                        std::move(unflatten_node), std::move(reject));

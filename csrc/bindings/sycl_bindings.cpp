@@ -60,6 +60,7 @@ void bind_sycl(py::module_& module) {
   sycl.def("missing", &missing, "Why there is no SYCL CPU device, or None when there is one.");
   sycl.def("describe", &sycl_cpu::describe);
   sycl.def("enable", &sycl_device::enable, py::arg("worker_threads") = 0);
+  sycl.def("drain", &sycl_cpu::drain, ReleaseGil());
   sycl.def("set_gather", &sycl_device::set_gather);
   sycl.def("is_capturing", &sycl_device::is_capturing);
   sycl.def("captured_random_ops", &sycl_device::captured_random_ops);

@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "runtime/sycl_streams.h"
 #include "torch/sycl_register.h"
@@ -35,7 +36,12 @@ class SyclGenerator final : public c10::GeneratorImpl {
   /// The generator once nothing on the device draws from it any more.
   at::Generator& quiet() const {
     refuse_if_capturing("seeding or reading the sycl device's random generator");
-    sycl_cpu::drain();
+    if (PyGILState_Check() != 0) {
+      const pybind11::gil_scoped_release release;  // an operator in flight may be written in Python
+      sycl_cpu::drain();
+    } else {
+      sycl_cpu::drain();
+    }
     return cpu_;
   }
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib.metadata
 import os
@@ -56,6 +57,7 @@ def _register(worker_threads: int) -> None:
     from . import _torch_sycl
 
     core.enable(worker_threads)
+    atexit.register(core.drain)  # an operator written in Python must not outlive the interpreter
     torch.utils.rename_privateuse1_backend(_NAME)
     torch._register_device_module(_NAME, _torch_sycl)
     torch.utils.generate_methods_for_privateuse1_backend()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
+import time
 
 import pytest
 import torch
@@ -351,3 +353,34 @@ def test_a_guessed_batch_dimension_is_said_in_the_error(device):
     module = torch.nn.GRU(8, 5).eval().to(device)
     with pytest.raises(xg.BuildError, match="dimension 0 of input(.|\n)*batch_dims"):
         xg.XPUGraphBackend().build(module, [torch.randn(6, 16, 8).to(device)])
+
+
+def test_operators_written_in_python_do_not_deadlock(device):
+    library = torch.library.Library("xpugraph_tests", "DEF")
+    library.define("slow(Tensor x) -> Tensor")
+
+    def slow(x):
+        time.sleep(0.002)
+        return x + 1
+
+    library.impl("slow", slow, "CPU")
+    library.impl("slow", torch.empty_like, "Meta")
+    x = torch.zeros(4, 2, device=device)
+    backend = xg.XPUGraphBackend().build(Fn(torch.ops.xpugraph_tests.slow).eval(), [x])
+    done = threading.Event()
+
+    def serve():
+        for _ in range(40):
+            backend.infer(x)
+        done.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    while not done.is_set():
+        backend.counters()
+    thread.join()
+    torch.sycl.manual_seed(1)
+    y = backend.infer(x)
+    backend.infer(x)
+    backend.deactivate()
+    assert torch.equal(y.cpu(), torch.ones(4, 2))
