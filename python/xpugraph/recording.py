@@ -198,7 +198,8 @@ class Recording:
             try:
                 static = self.call.static_inputs(size)
                 self._fill(static, inputs, size)
-                self._forward(static)  # warm-up: nothing may be initialised inside a capture
+                with Keeper(static):  # warm-up on the very path of the capture, where nothing may be initialised
+                    self._forward(static)
                 self._fill(static, inputs, size)
                 _synchronize(self._recipe.device)
                 with Keeper(static) as keeper:
