@@ -23,4 +23,3 @@ target_include_directories(xpugraph_torch_api SYSTEM INTERFACE "${torch_root}/in
                                                                "${torch_root}/include/torch/csrc/api/include")
 target_link_directories(xpugraph_torch_api INTERFACE "${torch_root}/lib")
 target_link_libraries(xpugraph_torch_api INTERFACE torch_python torch torch_cpu c10)
-target_compile_definitions(xpugraph_torch_api INTERFACE XPUGRAPH_TORCH_VERSION="${torch_version}")

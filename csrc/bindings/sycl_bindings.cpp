@@ -3,8 +3,8 @@
 
 #include "core/error.h"
 #include "runtime/sycl_cpu_hooks.h"
-#include "runtime/sycl_runtime.h"
 #include "runtime/sycl_streams.h"
+#include "torch/runtimes.h"
 #include "torch/sycl_device.h"
 #include "torch/sycl_generator.h"
 
@@ -16,10 +16,7 @@ namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-GraphRuntime& runtime() {
-  static auto& instance = *make_sycl_runtime(sycl_device::hooks()).release();  // outlives every graph
-  return instance;
-}
+GraphRuntime& runtime() { return *runtime_for(c10::Device(c10::DeviceType::PrivateUse1, 0)); }
 
 Stream stream_or_current(std::optional<int> id) { return id ? sycl_cpu::stream(*id) : runtime().current_stream(0); }
 

@@ -119,7 +119,7 @@ TEST_F(SyclRuntimeTest, TransfersOfManyReplaysInFlightBelongToTheirOwnReplay) {
   }
 }
 
-// A replay that is skipped because of an earlier error must not leave its transfers to the next one.
+// A replay that fails must not leave its transfers to the next one.
 TEST_F(SyclRuntimeTest, TransfersStayWithTheirReplayAcrossAnError) {
   Floats x(1), y(1), out(3);
   bool fail = false;

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -42,12 +41,6 @@ def test_env_lines_indent_what_is_nested():
 
 
 def test_env_tells_the_sycl_device():
-    try:
-        built = environment._extension().runtimes()
-    except ImportError as error:
-        pytest.skip(str(error))
-    if "sycl" not in built:
-        pytest.skip("this build has no SYCL runtime")
     findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
     assert "sycl" in findings["runtimes"] and "not available" not in json.dumps(findings["devices"]["sycl"])
     assert any("libsycl" in path for path in findings["loaded_libraries"])
