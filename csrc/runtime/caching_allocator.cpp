@@ -35,14 +35,14 @@ struct CachingAllocator::Block {
   Stream stream;
   char* pointer;
   std::size_t size;
-  std::size_t segment_size;
+  bool small;  ///< its segment is for small requests
   Block* previous = nullptr;
   Block* next = nullptr;
   bool free = false;
   std::vector<Stream> users{};  ///< other streams that use it
 
   bool is_segment() const { return previous == nullptr && next == nullptr; }
-  auto order_key() const { return std::make_tuple(stream.device, stream.handle, size, pointer); }
+  auto order_key() const { return std::make_tuple(stream.device, stream.handle, small, size, pointer); }
 };
 
 struct CachingAllocator::Pool {
@@ -71,8 +71,7 @@ void* CachingAllocator::allocate(std::size_t bytes, Stream stream) {
   Block* block = take_free(pool, stream, size);
   if (block == nullptr) block = new_segment(pool, stream, size);
   if (block->size > size) {
-    Block* rest =
-        new Block{&pool, stream, block->pointer + size, block->size - size, block->segment_size, block, block->next};
+    Block* rest = new Block{&pool, stream, block->pointer + size, block->size - size, block->small, block, block->next};
     if (rest->next != nullptr) rest->next->previous = rest;
     block->next = rest;
     block->size = size;
@@ -178,15 +177,17 @@ CachingAllocator::Pool& CachingAllocator::routed_pool(Stream stream) {
   return *pools_.at(0);
 }
 
+/// The default pool lives long, and a small block in a large segment would keep all of it from being given back: small
+/// requests have segments of their own there. A private pool is only ever released whole, and must not grow because a
+/// later, smaller graph makes smaller requests.
+bool CachingAllocator::is_small(const Pool& pool, std::size_t size) { return pool.id == 0 && size <= kSmallRequest; }
+
 /// Best fit: the smallest free block of the stream that holds `size`.
 CachingAllocator::Block* CachingAllocator::take_free(Pool& pool, Stream stream, std::size_t size) {
-  Block wanted{&pool, stream, nullptr, size, 0};
+  Block wanted{&pool, stream, nullptr, size, is_small(pool, size)};
   const auto found = pool.free.lower_bound(&wanted);
-  if (found == pool.free.end() || (*found)->stream != stream) return nullptr;
+  if (found == pool.free.end() || (*found)->stream != stream || (*found)->small != wanted.small) return nullptr;
   Block* block = *found;
-  // The default pool lives long, and a small block in a large segment would keep all of it from being given back. A
-  // private pool is only ever released whole, and must not grow because a later, smaller graph makes smaller requests.
-  if (pool.id == 0 && size <= kSmallRequest && block->segment_size > kSegmentGrain) return nullptr;
   pool.free.erase(found);
   block->free = false;
   return block;
@@ -198,7 +199,7 @@ CachingAllocator::Block* CachingAllocator::new_segment(Pool& pool, Stream stream
   pool.stats.reserved += bytes;
   stats_.reserved += bytes;
   ++stats_.segments;
-  return new Block{&pool, stream, pointer, bytes, bytes};
+  return new Block{&pool, stream, pointer, bytes, is_small(pool, size)};
 }
 
 void* CachingAllocator::take_from_device(std::size_t bytes) {

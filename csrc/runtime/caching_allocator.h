@@ -68,6 +68,7 @@ class CachingAllocator {
   struct Pool;
 
   Pool& routed_pool(Stream stream);
+  static bool is_small(const Pool& pool, std::size_t size);
   Block* take_free(Pool& pool, Stream stream, std::size_t size);
   Block* new_segment(Pool& pool, Stream stream, std::size_t size);
   void* take_from_device(std::size_t bytes);

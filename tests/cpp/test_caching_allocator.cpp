@@ -139,6 +139,23 @@ TEST_F(CachingAllocatorTest, LaterSmallerGraphsFitIntoThePool) {
   allocator.release_pool(pool);
 }
 
+TEST_F(CachingAllocatorTest, RepeatedWorkTakesNoFurtherMemory) {
+  // Large and small requests in every order: what is free in a segment of the other kind must not hide what fits.
+  const std::vector<std::size_t> sizes{3 * kMiB, 1000, 3 * kMiB / 2, kMiB, 700'000, kMiB + 1, 5 * kMiB, 400'000};
+  std::size_t reserved = 0;
+  for (int round = 0; round < 50; ++round) {
+    for (std::size_t first = 0; first < sizes.size(); ++first) {
+      std::vector<void*> held;
+      for (std::size_t i = 0; i < 3; ++i)
+        held.push_back(allocator.allocate(sizes[(first + i) % sizes.size()], stream(1)));
+      for (void* pointer : held) allocator.free(pointer);
+    }
+    if (round == 0) reserved = allocator.stats().reserved;
+  }
+  EXPECT_EQ(allocator.stats().reserved, reserved);
+  EXPECT_LE(reserved, 16 * kMiB);
+}
+
 TEST_F(CachingAllocatorTest, RoutingIsPerThread) {
   const PoolId pool = allocator.create_pool();
   allocator.begin_allocate_to_pool(stream(1), pool);

@@ -699,3 +699,22 @@ def test_a_missing_driver_is_said() -> None:
 def test_another_backends_device_is_left_alone() -> None:
     done = run("import torch; torch.utils.rename_privateuse1_backend('npu')\n" + ENABLE)
     assert "StateError" in done.stderr and "'npu'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "module",
+    [torch.nn.AdaptiveAvgPool2d(1), torch.nn.MaxPool2d(3), torch.nn.Conv2d(64, 64, 1), torch.nn.Softmax(1)],
+    ids=lambda module: type(module).__name__,
+)
+def test_repeated_eager_work_takes_no_further_memory(device, module):
+    """A large argument and a small result: each needs a segment of another kind."""
+    module, x = module.to(device), torch.randn(4, 64, 56, 56).to(device)
+    with torch.no_grad():
+        for _ in range(3):
+            module(x)
+        torch.sycl.synchronize()
+        before = torch.sycl.memory_reserved()
+        for _ in range(40):
+            module(x)
+        torch.sycl.synchronize()
+    assert torch.sycl.memory_reserved() == before
