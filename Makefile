@@ -40,7 +40,7 @@ test-python: install dev ## The Python tests alone; PYTEST="-k name" passes opti
 
 bench: install ## Measure speed and memory (bench/)
 	@mkdir -p out
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out bench/_%,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 lint: install dev ## Check format, style, types and the committed stubs
 	$(BIN)/clang-format --dry-run --Werror $(cpp_files)

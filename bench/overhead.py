@@ -13,35 +13,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from _measures import Measure, report, write
 
 import xpugraph as xg
-from xpugraph.bench import resolve_device, versions
-from xpugraph.bench_report import write_json
+from xpugraph.bench import resolve_device
 from xpugraph.environment import device_name
 from xpugraph.models import make_model
 from xpugraph.timing import gc_disabled, stream_synchronizer, time_interleaved
 
 LARGEST = 256
 FLAT_MIB = 4.0  # growth of resident memory below this is an allocator's breathing
-
-
-@dataclass
-class Measure:
-    """One figure against its target."""
-
-    name: str
-    value: float
-    unit: str
-    target: str
-    ok: bool
-    note: str = ""
 
 
 class Overhead:
@@ -149,17 +133,6 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def report(measures: list[Measure], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in ("measure", "value", "target", "", "note"):
-        table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
-    for item in measures:
-        verdict = "[green]ok[/]" if item.ok else "[bold red]missed[/]"
-        table.add_row(item.name, f"{item.value:.2f} {item.unit}".strip(), item.target, verdict, f"[dim]{item.note}[/]")
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="sycl", help="auto, xpu, cuda or sycl (default)")
@@ -184,8 +157,7 @@ def main() -> int:
         ]
         measures = [measure for part in parts for measure in part()]
     report(measures, f"xpugraph overhead on {device_name(device.type)}, torch {torch.__version__}")
-    value: dict[str, Any] = {"schema": 1, "device": device_name(device.type), "versions": versions()}
-    write_json(value | {"measures": [asdict(measure) for measure in measures]}, options.json)
+    write(measures, device, options.json)
     return 1 if options.strict and not all(measure.ok for measure in measures) else 0
 
 

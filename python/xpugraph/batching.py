@@ -153,7 +153,8 @@ def _draw(argument: TensorArgument, source: torch.Tensor | None, rows: int, gene
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(argument.dtype)
         unit = torch.rand(shape, generator=generator, dtype=torch.float64)
         return (argument.low + unit * (argument.high - argument.low)).to(argument.dtype)
-    return torch.randint(int(argument.low), int(argument.high) + 1, shape, generator=generator).to(argument.dtype)
+    low, high = argument.integer_range
+    return torch.randint(low, high + 1, shape, generator=generator).to(argument.dtype)
 
 
 def _shrink(values: torch.Tensor, dim: int, rows: int, generator: torch.Generator) -> torch.Tensor:

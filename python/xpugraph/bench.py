@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
 from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
 
 from . import _native
-from ._version import __version__
-from .environment import device_name
+from .environment import device_name, versions
 from .errors import ConfigError
 from .models import import_torchvision, make_model, model_names
 from .timing import Timing, stream_synchronizer, time_interleaved
@@ -62,9 +59,10 @@ class ModelResult:
     record_seconds: float | None = None
     pool_bytes: int | None = None
     inductor_compiles: int = 0
+    routes: list[list[Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form. `routes` is empty: no backend routes yet."""
+        """Returns the JSON form. `routes` are those of the auto backend: first and last batch size, backend."""
 
         def column(attribute: str) -> dict[str, list[float | None]]:
             return {
@@ -78,7 +76,7 @@ class ModelResult:
             "latency_p25_ms": column("p25"),
             "latency_p75_ms": column("p75"),
             "repetitions": column("repetitions"),
-            "routes": [],
+            "routes": self.routes,
             "recorded_batch_sizes": self.recorded_batch_sizes,
             "record_seconds": self.record_seconds,
             "pool_bytes": self.pool_bytes,
@@ -111,21 +109,35 @@ class BenchResult:
         return {"schema": 1, "device": self.device, "versions": self.versions, "models": models}
 
 
-def _eager(config: BenchConfig) -> Backend:
-    from . import TorchEagerBackend
+class _Auto:
+    """What ``tune`` chooses, as a backend that is measured beside those it chose from."""
 
-    return TorchEagerBackend()
+    def __init__(self, config: BenchConfig) -> None:
+        self._config = config
+        self.routes: list[list[Any]] = []
 
+    def build(self, module: torch.nn.Module, samples: Sequence[Any]) -> None:
+        from .backends import named_backends
+        from .tuning import HighestThroughputStrategy, tune
 
-def _graph(config: BenchConfig) -> Backend:
-    from . import XPUGraphBackend, XPUGraphBackendConfig
-
-    return XPUGraphBackend(XPUGraphBackendConfig(max_recorded_batch_size=config.max_recorded_batch_size))
+        backends = [make() for make in named_backends(self._config.max_recorded_batch_size).values()]
+        strategy = HighestThroughputStrategy(backends)
+        tuned = tune(module, samples[0], self._config.batch_sizes, strategy, progress=False)
+        self._router = tuned.backend
+        self.routes = [[route.first, route.last, route.backend] for route in tuned.routes]
+        self.infer = self._router.infer
+        self.deactivate = self._router.deactivate
+        self.eager_calls = self._router.eager_calls
 
 
 def backend_factories() -> dict[str, Callable[[BenchConfig], Backend]]:
     """Returns what makes each backend, by the name that ``--backends`` accepts."""
-    return {"eager": _eager, "graph": _graph}
+    from .backends import named_backends
+
+    def named(name: str) -> Callable[[BenchConfig], Backend]:
+        return lambda config: named_backends(config.max_recorded_batch_size)[name]()
+
+    return {**{name: named(name) for name in named_backends()}, "auto": _Auto}
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -149,17 +161,6 @@ def resolve_device(name: str = "auto") -> torch.device:
     if chosen not in gpus:
         raise ConfigError(f"torch {torch.__version__} sees no {chosen} device: here are {', '.join([*gpus, 'sycl'])}")
     return torch.device(chosen)
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions that a measurement depends on, of what is installed."""
-    found = {"xpugraph": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
-    for package in ("torchvision", "intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def check_names(what: str, names: Iterable[str], accepted: Iterable[str]) -> None:
@@ -259,6 +260,7 @@ class _ModelRun:
         return backends
 
     def _describe_graphs(self, backend: Any) -> None:
+        self.result.routes = self.result.routes or getattr(backend, "routes", [])
         if self.result.recorded_batch_sizes or not hasattr(backend, "recorded_batch_sizes"):
             return
         self.result.recorded_batch_sizes = list(backend.recorded_batch_sizes)
@@ -311,7 +313,7 @@ class _ModelRun:
 
 def _eager_calls(backend: Any) -> int:
     """Returns how many calls a backend of graphs has passed on to eager; 0 of any other."""
-    return backend.counters()["eager_calls"] if hasattr(backend, "counters") else 0
+    return backend.eager_calls() if hasattr(backend, "eager_calls") else 0
 
 
 def relative_error(actual: Any, expected: Any) -> float:

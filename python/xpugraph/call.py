@@ -50,6 +50,12 @@ class TensorArgument:
     high: float = 0.0
     written: bool = False
 
+    @property
+    def integer_range(self) -> tuple[int, int]:
+        """Smallest and largest value as whole numbers, of which the next one is an int64 too."""
+        least, most = -(1 << 63), (1 << 63) - 2
+        return max(least, min(int(self.low), most)), max(least, min(int(self.high), most))
+
     def rows(self, batch_size: int) -> int:
         """Length of the batch dimension at `batch_size`."""
         return self.rows_per_item * batch_size

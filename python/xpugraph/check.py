@@ -172,7 +172,7 @@ class Checker:
                 item.copy_(item.logical_not())
             elif poison is not None:
                 # Another value of the sample; beyond a constant sample the next one, which the module may refuse.
-                low, high = int(argument.low), int(argument.high)
+                low, high = argument.integer_range
                 item.copy_(torch.where(item == high, low, high) if high > low else item + 1)
         return changed
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from . import cli_tune
 from ._version import __version__
+from .cli_options import LOG_WIDTH, check_output, names, sizes, torch_device
 
 if TYPE_CHECKING:
     from .bench import BenchConfig, BenchResult, Progress
-
-LOG_WIDTH = 160  # of tables where no terminal limits it
 
 main = typer.Typer(
     name="xpugraph",
@@ -28,6 +28,8 @@ main = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+main.command()(cli_tune.tune)
+main.command()(cli_tune.inspect)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,7 +60,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
 def bench(
     models: Annotated[str, typer.Option(help="Models, separated by commas.")] = "mlp,mobilenet_v3_small,resnet18",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,3,8,17,64",
-    backends: Annotated[str, typer.Option(help="Backends, separated by commas.")] = "eager,graph",
+    backends: Annotated[str | None, typer.Option(help="Backends, separated by commas; all if not given.")] = None,
     device: Annotated[str, typer.Option(help="auto (xpu, else cuda, else sycl), xpu, cuda or sycl.")] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     plot_file: Annotated[
@@ -69,18 +71,19 @@ def bench(
 ) -> None:
     """Measure the latency of models at several batch sizes, backend by backend."""
     config = _bench_config(models, batch_sizes, backends, device, min_time, max_recorded_batch_size)
-    _check_output(json_file, "--json")
-    _check_output(plot_file, "--plot", (".png", ".svg", ".pdf"))
+    check_output(json_file, "--json")
+    check_output(plot_file, "--plot", (".png", ".svg", ".pdf"))
 
     from . import bench_report
     from .bench import run_bench
+    from .files import write_json
 
     with _progress() as progress:
         result: BenchResult = run_bench(config, progress)
     console = Console()
     bench_report.print_tables(result, console if console.is_terminal else Console(width=LOG_WIDTH))
     if json_file is not None:
-        bench_report.write_json(result.to_dict(), json_file)
+        write_json(result.to_dict(), json_file)
     if plot_file is not None:
         bench_report.plot(result, plot_file)
     if not result.ok:
@@ -88,9 +91,9 @@ def bench(
 
 
 def _bench_config(
-    models: str, batch_sizes: str, backends: str, device: str, min_time: float, max_recorded_batch_size: int
+    models: str, batch_sizes: str, backends: str | None, device: str, min_time: float, max_recorded_batch_size: int
 ) -> BenchConfig:
-    from .bench import BenchConfig, backend_factories, resolve_device
+    from .bench import BenchConfig, backend_factories
     from .models import model_names
 
     if not 0 < min_time < float("inf"):
@@ -98,41 +101,13 @@ def _bench_config(
     if max_recorded_batch_size < 1:
         hint = "--max-recorded-batch-size"
         raise typer.BadParameter(f"{max_recorded_batch_size} is not a whole number from 1", param_hint=hint)
-    model_list = _names(models, "--models", model_names())
-    size_list = _sizes(batch_sizes, "--batch-sizes")
-    backend_list = _names(backends, "--backends", list(backend_factories()))
-    try:
-        torch_device = resolve_device(device)
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
+    model_list = names(models, "--models", model_names())
+    size_list = sizes(batch_sizes, "--batch-sizes")
+    known = list(backend_factories())
+    backend_list = known if backends is None else names(backends, "--backends", known)
+    where = torch_device(device)
     _check_torchvision(model_list)
-    return BenchConfig(model_list, size_list, backend_list, torch_device, min_time, max_recorded_batch_size)
-
-
-def _items(text: str, option: str, accepted: str) -> list[str]:
-    items = [item.strip() for item in text.split(",")]
-    if not all(items):
-        raise typer.BadParameter(f"{text!r} has an empty entry: accepted are {accepted}", param_hint=option)
-    if len(set(items)) < len(items):
-        raise typer.BadParameter(f"{text!r} names an entry twice: accepted are {accepted}", param_hint=option)
-    return items
-
-
-def _names(text: str, option: str, accepted: Sequence[str]) -> list[str]:
-    items = _items(text, option, ", ".join(accepted))
-    for item in items:
-        if item not in accepted:
-            raise typer.BadParameter(f"unknown {item!r}: accepted are {', '.join(accepted)}", param_hint=option)
-    return items
-
-
-def _sizes(text: str, option: str) -> list[int]:
-    accepted = "whole numbers from 1, separated by commas"
-    items = _items(text, option, accepted)
-    for item in items:
-        if not item.isdecimal() or int(item) < 1:
-            raise typer.BadParameter(f"{item!r} is no batch size: accepted are {accepted}", param_hint=option)
-    return sorted(map(int, items))
+    return BenchConfig(model_list, size_list, backend_list, where, min_time, max_recorded_batch_size)
 
 
 def _check_torchvision(models: Sequence[str]) -> None:
@@ -143,23 +118,6 @@ def _check_torchvision(models: Sequence[str]) -> None:
             import_torchvision()
         except ImportError as error:
             raise typer.BadParameter(str(error), param_hint="--models") from error
-
-
-def _check_output(path: Path | None, option: str, endings: Sequence[str] = ()) -> None:
-    """Refuses before a long run what could not be written after it."""
-    from .bench_report import atomic_path
-
-    if path is None:
-        return
-    if path.is_dir():
-        raise typer.BadParameter(f"'{path}' is a folder: accepted is a file's path", param_hint=option)
-    if endings and path.suffix.lower() not in endings:
-        raise typer.BadParameter(f"'{path}' has another ending: accepted are {', '.join(endings)}", param_hint=option)
-    try:
-        with atomic_path(path, keep=False):
-            pass
-    except OSError as error:
-        raise typer.BadParameter(f"'{path}' cannot be written: {error}", param_hint=option) from error
 
 
 @contextmanager

@@ -35,6 +35,19 @@ def device_name(device_type: str) -> str:
     return f"{device_type} ({name})"
 
 
+def versions() -> dict[str, str]:
+    """Returns the versions that a measurement depends on, of what is installed."""
+    import torch
+
+    found = {"xpugraph": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
+    for package in ("torchvision", "intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
 def collect() -> dict[str, Any]:
     """Returns the findings by topic, in plain JSON types; a probe that fails leaves its reason as text."""
     probes: dict[str, Callable[[], Any]] = {

@@ -30,6 +30,10 @@ class OutOfMemoryError(XPUGraphError):
     """``pool_limit_bytes`` is too small, or the device is out of memory."""
 
 
+class CheckpointError(XPUGraphError, ValueError):
+    """A checkpoint that is damaged, of another format or schema, or made of another module."""
+
+
 class DeviceError(XPUGraphError):
     """Work that failed on the device after it was submitted; raised at the next synchronisation."""
 

@@ -17,7 +17,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from xpugraph import bench, bench_report, cli, models
+import xpugraph as xg
+from xpugraph import bench, bench_report, cli, files, models, plotting
+from xpugraph.routing import check_routes
 from xpugraph.timing import Timing
 
 CPU = torch.device("cpu")
@@ -66,8 +68,8 @@ class GraphStub(Stub):
     def pool_stats(self):
         return {"reserved": 3 << 20, "used": 0, "peak": 0, "bytes_per_size": {}}
 
-    def counters(self):
-        return {"eager_calls": sum(size >= self.eager_from for size in self.calls)}
+    def eager_calls(self):
+        return sum(size >= self.eager_from for size in self.calls)
 
 
 def run(stubs, sizes=(1, 3, 8), progress=None, model_names=("mlp",), min_time=1e-3):
@@ -246,8 +248,8 @@ def test_plot_is_a_picture_that_is_not_blank(tmp_path):
 
 
 def test_ticks_too_near_to_each_other_are_not_labelled():
-    assert bench_report._tick_labels([1, 16, 17, 64]) == ["1", "", "17", "64"]
-    assert bench_report._tick_labels([5]) == ["5"]
+    assert plotting._tick_labels([1, 16, 17, 64]) == ["1", "", "17", "64"]
+    assert plotting._tick_labels([5]) == ["5"]
 
 
 def test_plot_of_nothing_measured_does_not_fail(tmp_path):
@@ -260,13 +262,13 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "bench.json"
     path.write_text("old")
     with pytest.raises(TypeError):
-        bench_report.write_json({"a": object()}, path)
-    with pytest.raises(KeyError), bench_report.atomic_path(path) as temporary:
+        files.write_json({"a": object()}, path)
+    with pytest.raises(KeyError), files.atomic_path(path) as temporary:
         temporary.write_text("half")
         assert path.read_text() == "old"
         raise KeyError
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["bench.json"]
-    bench_report.write_json({"a": [float("inf"), float("nan"), 1.5]}, path)
+    files.write_json({"a": [float("inf"), float("nan"), 1.5]}, path)
     assert json.loads(path.read_text()) == {"a": [None, None, 1.5]}
     assert stat.S_IMODE(path.stat().st_mode) & 0o400 and os.listdir(tmp_path) == ["bench.json"]
 
@@ -367,4 +369,7 @@ def test_bench_on_the_sycl_device(tmp_path):
     assert model["recorded_batch_sizes"] == [1, 2, 4, 8]
     assert model["record_seconds"] > 0 and model["pool_bytes"] > 0
     assert all(len(row) == 3 and min(row) > 0 for row in model["latency_ms"].values())
+    routes = [xg.Route(*route) for route in model["routes"]]
+    check_routes(routes, list(model["latency_ms"]))
+    assert "auto" in model["latency_ms"] and str(routes[0]) in outcome.stdout
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")

@@ -384,3 +384,12 @@ def test_operators_written_in_python_do_not_deadlock(device):
     backend.infer(x)
     backend.deactivate()
     assert torch.equal(y.cpu(), torch.ones(4, 2))
+
+
+def test_integers_at_the_end_of_their_range_can_be_recorded_again(device):
+    module = Fn(lambda x: x & 255).eval()
+    x = torch.tensor([[torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min]] * 4, device=device)
+    backend = xg.XPUGraphBackend().build(module, [x])
+    backend.deactivate()
+    backend.activate()
+    assert torch.equal(backend.infer(x).cpu(), x.cpu() & 255)

@@ -18,6 +18,7 @@ import torch
 def overhead(monkeypatch):
     """The script, on the CPU and with `OverheadStub` for the graph backend."""
     path = Path(__file__).parents[2] / "bench" / "overhead.py"
+    monkeypatch.syspath_prepend(path.parent)  # as for a script
     spec = importlib.util.spec_from_file_location("overhead", path)
     script = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "overhead", script)  # dataclasses look their module up

@@ -1,8 +1,19 @@
 # SPDX-License-Identifier: MIT
 """The backends: ways of running a module, all with the same interface."""
 
-from .base import Backend, BackendState
+from .base import Backend, BackendState, backend_class
 from .eager import TorchEagerBackend
 from .graph import XPUGraphBackend, XPUGraphBackendConfig
+from .named import named_backends
+from .router import BatchSizeRouterBackend
 
-__all__ = ["Backend", "BackendState", "TorchEagerBackend", "XPUGraphBackend", "XPUGraphBackendConfig"]
+__all__ = [
+    "Backend",
+    "BackendState",
+    "BatchSizeRouterBackend",
+    "TorchEagerBackend",
+    "XPUGraphBackend",
+    "XPUGraphBackendConfig",
+    "backend_class",
+    "named_backends",
+]

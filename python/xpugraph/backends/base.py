@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import StateError
+from ..errors import ConfigError, StateError
 
 
 class BackendState(enum.Enum):
@@ -25,6 +25,20 @@ class BackendState(enum.Enum):
     DEPLOYED = "deployed"
 
 
+_classes: dict[str, type[Backend]] = {}
+
+
+def backend_class(name: str) -> type[Backend]:
+    """The class of that name among those that were defined in this process.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in _classes:
+        raise ConfigError(f"no class of backend is called {name!r}; there are {', '.join(sorted(_classes))}")
+    return _classes[name]
+
+
 class Backend(ABC):
     """One way of running a module.
 
@@ -35,8 +49,24 @@ class Backend(ABC):
     Threads: ``infer`` may be called from any thread; the other methods from one thread at a time, not during ``infer``.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Makes the class known by its name, for ``from_dict`` of backends that hold others, and for checkpoints."""
+        super().__init_subclass__(**options)
+        known = _classes.get(cls.__name__)
+        if known is None or not known.__module__.startswith("xpugraph."):  # the library's own names stay its own
+            _classes[cls.__name__] = cls
+
     def __init__(self) -> None:
         self._state = BackendState.INIT
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and routes."""
+        return type(self).__name__
+
+    def eager_calls(self) -> int:
+        """How many calls were passed on to eager instead of being served the way this backend is for."""
+        return 0
 
     @property
     def state(self) -> BackendState:

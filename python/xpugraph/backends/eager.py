@@ -18,6 +18,11 @@ class TorchEagerBackend(Backend):
         super().__init__()
         self._module: torch.nn.Module | None = None
 
+    @property
+    def label(self) -> str:
+        """A short name for tables and routes."""
+        return "eager"
+
     def describe(self) -> str:
         """One line."""
         return f"TorchEagerBackend ({self.state.value})"

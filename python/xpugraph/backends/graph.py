@@ -68,6 +68,9 @@ class XPUGraphBackendConfig:
             self.batch_sizes = sorted({_whole("batch_sizes", size) for size in self.batch_sizes})
             if not self.batch_sizes:
                 raise ConfigError("batch_sizes=[]; at least one size is needed")
+        for name in ("copy_outputs", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}; True or False is needed")
         for name in ("rtol", "atol"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
@@ -119,7 +122,7 @@ class XPUGraphBackend(Backend):
         arguments, batch_sizes = tensor_arguments(calls, batch_dims)
         largest = max(range(len(calls)), key=batch_sizes.__getitem__)
         device = _common_device(calls[largest], module)
-        sizes = self._grid_sizes(batch_sizes[largest])
+        sizes = self.grid_sizes(batch_sizes[largest])
         recipe = Recipe(calls[largest].arguments, arguments, sizes, device)
         try:
             recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._reject())
@@ -143,7 +146,8 @@ class XPUGraphBackend(Backend):
         check_same_structure(calls)
         return calls
 
-    def _grid_sizes(self, largest_seen: int) -> list[int]:
+    def grid_sizes(self, largest_seen: int) -> list[int]:
+        """The batch sizes that are recorded when the largest sample has `largest_seen` items."""
         native = _native.load()
         if self.config.batch_sizes is not None:
             return list(native.BatchGrid.from_sizes(list(self.config.batch_sizes)).sizes)
@@ -218,6 +222,15 @@ class XPUGraphBackend(Backend):
 
     # ---- what it is ------------------------------------------------------------------------------------------------
 
+    @property
+    def label(self) -> str:
+        """A short name for tables and routes."""
+        return "graph+inductor" if self.config.compile_with_inductor else "graph"
+
+    def eager_calls(self) -> int:
+        """How many calls eager has served because the graphs could not."""
+        return sum(self._eager_calls.values())
+
     def _active(self, method: str) -> Recording:
         if self._recording is None:
             self._need(method, BackendState.ACTIVE, BackendState.DEPLOYED)
@@ -261,7 +274,7 @@ class XPUGraphBackend(Backend):
         call = self._recording.call if self._recording else None
         return {
             "graph_calls": call.calls if call else 0,
-            "eager_calls": sum(self._eager_calls.values()),
+            "eager_calls": self.eager_calls(),
             "recordings": call.recordings if call else 0,
             "replays": call.replays if call else 0,
             "eager_reasons": dict(self._eager_calls),
