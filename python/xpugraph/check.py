@@ -32,9 +32,16 @@ _TOLERANCE = {
 }
 
 
+_ROUNDINGS = 8  # of values near 1, which cancel where a result is small
+
+
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """|graph − eager| ≤ atol · max(1, largest |eager|) + rtol · |eager|; None: a default for the dtype."""
+    """|graph − eager| ≤ atol · scale + rtol · |eager|; None: a default for the dtype.
+
+    The scale of a given `atol` is the largest |eager| or 1, whichever is more. That of the default is the largest
+    |eager|, so that small results are compared too, and allows at least the rounding of values near 1.
+    """
 
     rtol: float | None = None
     atol: float | None = None
@@ -47,10 +54,7 @@ class Tolerance:
         if got.numel() == 0:
             return 0.0
         if not (got.dtype.is_floating_point or got.dtype.is_complex):
-            # Rounding and argmax may flip where values tie; a wrong row is more than one value in 200.
-            flipped = int((got != expected).sum())
-            allowed_flips = 0 if self.exact_integers else got.numel() // 200
-            return 0.0 if flipped <= allowed_flips else float("inf")
+            return 0.0 if self._few_flips(got, expected) else float("inf")
         rtol, atol = _TOLERANCE.get(got.dtype, (3e-2, 2e-2))
         rtol, atol = self.rtol if self.rtol is not None else rtol, self.atol if self.atol is not None else atol
         wide = torch.complex128 if got.dtype.is_complex else torch.float64
@@ -62,9 +66,28 @@ class Tolerance:
         if not bool(finite.any()):
             return 0.0
         a, b = a[finite], b[finite]
-        allowed = atol * max(1.0, float(b.abs().max())) + rtol * b.abs()
+        largest = float(b.abs().max())
+        if self.atol is None:
+            absolute = max(atol * largest, _ROUNDINGS * torch.finfo(got.dtype).eps)
+        else:
+            absolute = atol * max(1.0, largest)
+        allowed = absolute + rtol * b.abs()
         error = (a - b).abs()
         return float(torch.where(error == 0, 0.0, error / allowed).max())
+
+    def _few_flips(self, got: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Rounding and argmax may flip where values tie, in one of 200 values; but no row may be wrong as a whole.
+
+        A row of a single value may be off by one, which rounding explains and another index does not.
+        """
+        flipped = got != expected
+        count = int(flipped.sum())
+        if count == 0 or self.exact_integers or count > got.numel() // 200:
+            return count == 0
+        rows = flipped.reshape(got.shape[0], -1)
+        whole = rows.all(1)
+        near = (got.double() - expected.double()).abs().reshape(got.shape[0], -1).amax(1) <= 1
+        return not bool((whole & ~near).any())
 
 
 @dataclasses.dataclass

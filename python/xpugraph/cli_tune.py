@@ -67,7 +67,10 @@ def tune(
     check_output(plot_file, "--plot", (".png", ".svg", ".pdf"))
     check_checkpoint(save_path, folder)
     _check_numbers(min_gain, latency_budget_ms, max_recorded_batch_size)
-    names(objective, "--objective", ("throughput", "latency"))
+    if objective not in ("throughput", "latency"):
+        raise typer.BadParameter(f"{objective!r}: accepted are throughput and latency", param_hint="--objective")
+    if objective == "latency" and latency_budget_ms is not None:
+        raise typer.BadParameter("a budget is for --objective throughput", param_hint="--latency-budget-ms")
     where = torch_device(device)
 
     from . import tuning
@@ -184,7 +187,14 @@ def _made(name: str) -> tuple[Any, list[tuple[tuple[int, ...], torch.dtype]]]:
     if not callable(found):
         what = "has no" if found is None else f"has a {type(found).__name__}, which is no function, as"
         raise typer.BadParameter(f"{target} {what} {factory!r}", param_hint="MODULE:FACTORY")
-    return (found if isinstance(found, torch.nn.Module) else found()), []
+    if isinstance(found, torch.nn.Module):
+        return found, []
+    try:
+        return found(), []
+    except Exception as error:  # noqa: BLE001  it is the user's code
+        raise typer.BadParameter(
+            f"{name} raised {type(error).__name__}: {error}", param_hint="MODULE:FACTORY"
+        ) from error
 
 
 def _import(target: str) -> Any:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +18,7 @@ from .probe import Keeper, Probe
 from .progress import track
 from .recipe import Recipe
 from .structure import Leaves, Spec, describe, first_difference, flatten_node, unflatten_node
+from .timing import gc_disabled
 from .watch import Snapshot
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Recording:
         self._snapshot = Snapshot(module)
         try:
             # Not in inference mode, whichever mode the caller is in: its tensors cannot be written to outside of it.
-            with torch.inference_mode(False), torch.no_grad(), _without_gc():
+            with torch.inference_mode(False), torch.no_grad(), gc_disabled():
                 self._record(config, samples, reject)
         except BaseException:
             self._snapshot.changes()
@@ -256,16 +255,3 @@ class Recording:
 def _synchronize(device: torch.device) -> None:
     """Waits for the current stream, never for the whole device."""
     getattr(torch, device.type).current_stream().synchronize()
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Collects once, then not: a cycle collected inside a capture would free device memory there."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

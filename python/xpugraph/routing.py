@@ -76,8 +76,10 @@ class LatencyCurve:
         if batch_size > largest:
             chunks, rest = divmod(batch_size, largest)
             return chunks * self(largest) + (self(rest) if rest else 0.0)
-        step = self.steps[bisect.bisect_left(self.steps, batch_size)]
-        return self.measured[step] if step in self.measured else self._interpolate(step)
+        i = bisect.bisect_left(self.steps, batch_size)
+        step, before = self.steps[i], self.steps[i - 1] if i else 0
+        runs = [size for size in self._sizes if before < size <= step]  # what was measured of the same graph
+        return self.measured[runs[-1]] if runs else self._interpolate(step)
 
     def _interpolate(self, batch_size: int) -> float:
         """Between neighbours linearly; below the smallest its latency, above the largest its throughput."""
@@ -180,9 +182,9 @@ def _place(measured: Sequence[int], size: int) -> int:
     position, length = size - start, measured[i] - start
     if position in (0, length):
         return 0 if position == 0 else 1
-    depth = 1
-    while not any(round(j * length / 2**depth) == position for j in range(1, 2**depth, 2)):
-        depth += 1
+    depth, parts = 1, 2
+    while round(round(position * parts / length) * length / parts) != position:
+        depth, parts = depth + 1, parts * 2
     return depth + 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,17 +45,30 @@ def stream_synchronizer(device: torch.device) -> Callable[[], None]:
     return getattr(torch, device.type).current_stream().synchronize
 
 
+class _Guard:
+    """How many blocks want no collection, of all threads: the switch is the process's."""
+
+    lock = threading.Lock()
+    blocks = 0
+    was_enabled = False
+
+
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Collects garbage now and not again until the end of the block."""
-    was_enabled = gc.isenabled()
+    """Collects garbage now and not again until the end of the block, nor of any other thread's."""
     gc.collect()
-    gc.disable()
+    with _Guard.lock:
+        if _Guard.blocks == 0:
+            _Guard.was_enabled = gc.isenabled()
+        _Guard.blocks += 1
+        gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _Guard.lock:
+            _Guard.blocks -= 1
+            if _Guard.blocks == 0 and _Guard.was_enabled:
+                gc.enable()
 
 
 def time_interleaved(

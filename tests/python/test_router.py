@@ -231,6 +231,30 @@ def test_an_activation_that_fails_leaves_it_inactive_and_can_be_repeated(failing
     assert routed.infer(torch.ones(6, 3)).shape == (6, 3)
 
 
+def test_a_deployment_that_is_refused_leaves_an_active_router_as_it_is(device):
+    module = mlp(16, 1).eval().to(device)
+    backends = {"graph": xg.XPUGraphBackend(), "eager": xg.TorchEagerBackend()}
+    routed = router(backends, module=module, samples=[torch.randn(8, 16, device=device)])
+    with pytest.raises(xg.ConfigError):
+        routed.deploy("cpu")
+    assert routed.state is xg.BackendState.ACTIVE
+    for n in (2, 6):
+        assert routed.infer(torch.randn(n, 16, device=device)).shape == (n, 16)
+
+
+def test_a_deactivation_that_fails_gives_the_others_back():
+    class Stuck(Spy):
+        def _deactivate(self):
+            raise RuntimeError("stuck")
+
+    routed = router({"graph": Stuck("graph"), "eager": Spy("eager")})
+    with pytest.raises(RuntimeError, match="stuck"):
+        routed.deactivate()
+    assert routed.backends["eager"].state is xg.BackendState.INACTIVE
+    with pytest.raises(xg.StateError):
+        routed.infer(torch.ones(2, 3))
+
+
 def test_a_deployment_that_fails_can_be_repeated():
     module = Fn(lambda x: x).eval()
     state = (

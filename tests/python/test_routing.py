@@ -51,6 +51,29 @@ def test_what_was_measured_counts_before_what_is_derived():
     assert LatencyCurve({16: 1.0, 17: 2.0, 24: 3.0}, steps=[16, 24])(17) == 2.0
 
 
+def test_a_size_of_the_same_step_tells_what_the_step_costs():
+    graph = LatencyCurve({1: 1.0, 2: 1.0, 8: 2.0}, steps=[1, 2, 512])
+    assert [graph(n) for n in (3, 5, 7, 8)] == [2.0] * 4
+
+
+def test_places_are_halves_and_quarters():
+    from xpugraph.routing import _place
+
+    def depth(position, length):
+        """As a search over all fractions."""
+        if position in (0, length):
+            return 0 if position == 0 else 1
+        d = 1
+        while not any(round(j * length / 2**d) == position for j in range(2**d + 1)):
+            d += 1
+        return d + 1
+
+    for length in range(1, 40):
+        for position in range(length + 1):
+            assert _place([10, 11 + length], 11 + position) == depth(position, length)
+    assert _place([1 << 20], 12345) > 1
+
+
 def test_a_step_that_was_not_measured_lies_between_its_neighbours():
     assert LatencyCurve({8: 1.0, 24: 3.0}, steps=[8, 16, 24])(13) == 2.0
 

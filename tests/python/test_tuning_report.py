@@ -58,6 +58,26 @@ def test_the_plot_shades_the_routes(model, tmp_path):
     assert abs(pictures[0] - pictures[2]).max() > 0.05
 
 
+def test_the_best_keeps_the_budget_and_the_plot_shows_it(model, tmp_path):
+    report = tune(model, torch.randn(4, 16), [1, 4], [xg.TorchEagerBackend()]).report
+    (backend,) = report.backends
+    fake = {n: dataclasses.replace(m, latency_ms=float(n)) for n, m in backend.measurements.items()}
+    fake[4] = dataclasses.replace(fake[4], latency_ms=2.0)
+    backend.measurements = fake
+    assert dataclasses.replace(report, latency_budget_ms=None).best.batch_size == 4
+    tight = dataclasses.replace(report, latency_budget_ms=1.5)
+    assert tight.best.batch_size == 1
+    for name, one in (("free", report), ("tight", tight)):
+        one.plot(tmp_path / f"{name}.png")
+    free, budget = (matplotlib.image.imread(tmp_path / f"{name}.png") for name in ("free", "tight"))
+    assert free.shape != budget.shape or abs(free - budget).max() > 0.3
+
+
+def test_a_budget_is_for_throughput_only(model):
+    with pytest.raises(xg.ConfigError, match="latency_budget_ms=5"):
+        strategy(objective="latency", latency_budget_ms=5)
+
+
 def test_latency_objective_and_budget(model):
     tuned = xg.tune(model, torch.randn(4, 16), strategy=strategy(objective="latency"), progress=False)
     assert "latency" in tuned.report.strategy

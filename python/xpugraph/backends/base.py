@@ -68,6 +68,13 @@ class Backend(ABC):
         """How many calls were passed on to eager instead of being served the way this backend is for."""
         return 0
 
+    def facts(self) -> dict[str, Any]:
+        """What reports tell of a built backend beside its latencies, as plain JSON values.
+
+        ``recorded_batch_sizes`` (ascending) says at which sizes its latency steps; without them it is continuous.
+        """
+        return {}
+
     @property
     def state(self) -> BackendState:
         """Where the backend is in its life."""

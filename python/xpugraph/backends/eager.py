@@ -29,7 +29,7 @@ class TorchEagerBackend(Backend):
 
     def to_dict(self) -> dict[str, Any]:
         """Nothing but the class."""
-        return {"backend": "TorchEagerBackend"}
+        return {"backend": type(self).__name__}
 
     @classmethod
     def from_dict(cls, module: torch.nn.Module, state: dict[str, Any]) -> TorchEagerBackend:

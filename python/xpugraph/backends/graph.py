@@ -231,6 +231,15 @@ class XPUGraphBackend(Backend):
         """How many calls eager has served because the graphs could not."""
         return sum(self._eager_calls.values())
 
+    def facts(self) -> dict[str, Any]:
+        """Recorded and dropped sizes, seconds of recording, bytes of the pool."""
+        return {
+            "recorded_batch_sizes": self.recorded_batch_sizes,
+            "dropped_batch_sizes": {str(size): reason for size, reason in self.dropped_batch_sizes.items()},
+            "record_seconds": self.record_seconds,
+            "pool_bytes": self.pool_stats()["reserved"],
+        }
+
     def _active(self, method: str) -> Recording:
         if self._recording is None:
             self._need(method, BackendState.ACTIVE, BackendState.DEPLOYED)
@@ -309,7 +318,7 @@ class XPUGraphBackend(Backend):
         if self._recipe is None:
             self._need("to_dict", BackendState.ACTIVE)
         assert self._recipe is not None
-        return {"backend": "XPUGraphBackend", "config": self._config_dict(), "recipe": recipe_to_dict(self._recipe)}
+        return {"backend": type(self).__name__, "config": self._config_dict(), "recipe": recipe_to_dict(self._recipe)}
 
     @classmethod
     def from_dict(cls, module: torch.nn.Module, state: dict[str, Any]) -> XPUGraphBackend:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -79,9 +80,16 @@ class BatchSizeRouterBackend(Backend):
         self._open()
 
     def _deactivate(self) -> None:
-        self._table = ()
+        errors = []
         for backend in self.backends.values():
-            backend.deactivate()
+            try:
+                backend.deactivate()
+            except Exception as error:  # noqa: BLE001  the others are given back all the same
+                errors.append(error)
+        self._table = ()
+        if errors:
+            self._state = BackendState.INACTIVE
+            raise errors[0]
 
     def _open(self) -> None:
         """Builds the table that a call looks its backend up in: one entry a size, the last one for all above."""
@@ -186,15 +194,18 @@ class BatchSizeRouterBackend(Backend):
 
 
 def _start_all(backends: Iterable[Backend], start: Callable[[Backend], object]) -> None:
-    """Starts every backend, or none."""
+    """Starts every backend, or none: those that it started are deactivated again, those that ran before go on."""
     started: list[Backend] = []
     try:
         for backend in backends:
+            running = backend.state in (BackendState.ACTIVE, BackendState.DEPLOYED)
             start(backend)
-            started.append(backend)
+            if not running:
+                started.append(backend)
     except BaseException:
         for backend in started:
-            backend.deactivate()
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                backend.deactivate()
         raise
 
 

@@ -14,7 +14,7 @@ from .stop import (
     ThroughputSaturatedProfilingStopStrategy,
 )
 from .strategy import HighestThroughputStrategy, OneBackendStrategy, TuneStrategy
-from .tune import TunedModule, tune
+from .tuned import TunedModule, tune
 
 __all__ = [
     "BackendReport",

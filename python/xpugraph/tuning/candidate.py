@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,9 @@ import torch
 
 from ..backends import Backend, BackendState
 from ..check import Tolerance
-from ..errors import ConfigError
+from ..errors import ConfigError, StateError
 from ..structure import Leaves, Spec, describe, first_difference
+from ..weights import same_bits
 from .profiling import Measurement
 from .workload import Workload
 
@@ -74,6 +76,8 @@ class Candidate:
         try:
             with _kept_log(lines):
                 self.backend.build(module, workload.samples(), **options)
+            if self.backend.state is not BackendState.ACTIVE:
+                raise StateError(f"build() left the backend {self.backend.state.value}; it must be active then")
             self.facts = _facts(self.backend)
         except Exception as error:  # noqa: BLE001  whatever a backend trips over is a result here
             self.give_up(FAILED, told(error), error)
@@ -107,38 +111,41 @@ def told(error: BaseException) -> str:
     return f"{name}: {error}"
 
 
-def make_candidates(backends: Sequence[Backend]) -> list[Candidate]:
-    """Copies of the backends, which stay as they are, with labels that are unique.
-
-    Raises:
-        ConfigError: One is no Backend or was built already.
-    """
-    made: list[Candidate] = []
+def check_backends(backends: Sequence[Backend]) -> None:
+    """Raises ConfigError when there is none, or one is no Backend or was built already."""
     for backend in backends:
         if not isinstance(backend, Backend):
             raise ConfigError(f"backends: {backend!r} is no xpugraph.Backend")
-        if backend.state is not BackendState.INIT:
+        if getattr(backend, "_state", BackendState.INIT) is not BackendState.INIT:
             raise ConfigError(
                 f"backends: a {backend.label} backend is {backend.state.value}; give one that is not built"
             )
+    if not backends:
+        raise ConfigError("backends=[]; at least one is needed")
+
+
+def make_candidates(backends: Sequence[Backend]) -> list[Candidate]:
+    """Copies of the backends, which stay as they are, with labels that are unique. One without a copy has failed."""
+    made: list[Candidate] = []
+    for backend in backends:
         taken = {candidate.label for candidate in made}
         labels = [backend.label] + [f"{backend.label}#{n}" for n in range(2, len(backends) + 1)]
         label = next(label for label in labels if label not in taken)
-        made.append(Candidate(label, copy.deepcopy(backend), backend.describe().splitlines()[0]))
-    if not made:
-        raise ConfigError("backends=[]; at least one is needed")
+        candidate = Candidate(label, None, "")
+        made.append(candidate)
+        try:
+            candidate.config = backend.describe().partition("\n")[0]
+            candidate.backend = copy.deepcopy(backend)
+        except Exception as error:  # noqa: BLE001  whatever a backend trips over is a result here
+            candidate.give_up(FAILED, f"it cannot be copied or described: {told(error)}", error)
     return made
 
 
-def _facts(backend: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    if hasattr(backend, "recorded_batch_sizes"):
-        facts["recorded_batch_sizes"] = list(backend.recorded_batch_sizes)
-        facts["dropped_batch_sizes"] = {str(size): reason for size, reason in backend.dropped_batch_sizes.items()}
-        facts["record_seconds"] = backend.record_seconds
-        facts["pool_bytes"] = backend.pool_stats()["reserved"]
-    if hasattr(backend, "inductor_compiles"):
-        facts["inductor_compiles"] = backend.inductor_compiles
+def _facts(backend: Backend) -> dict[str, Any]:
+    facts = dict(backend.facts())
+    sizes = facts.get("recorded_batch_sizes", [])
+    if not all(type(size) is int and size >= 1 for size in sizes) or sorted(set(sizes)) != list(sizes):
+        raise ConfigError(f"recorded_batch_sizes={sizes!r} of {backend.label}; ascending whole numbers are needed")
     return facts
 
 
@@ -148,8 +155,14 @@ def _kept_log(lines: list[str]) -> Iterator[None]:
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            lines.append(f"{record.levelname} {record.name}: {record.getMessage()}")
+            if record.thread != thread:
+                return
+            try:
+                lines.append(f"{record.levelname} {record.name}: {record.getMessage()}")
+            except Exception:  # noqa: BLE001  as every handler of logging
+                self.handleError(record)
 
+    thread = threading.get_ident()
     handler, loggers = Keep(), [logging.getLogger(name) for name in ("torch", "xpugraph")]
     for one in loggers:
         one.addHandler(handler)
@@ -178,22 +191,37 @@ class Reference:
     """
 
     def __init__(self, module: torch.nn.Module, workload: Workload, tolerance: Tolerance, on_cpu: bool = False) -> None:
-        self._module = copy.deepcopy(module).to("cpu") if on_cpu else module
+        self._module = _copy_on_cpu(module) if on_cpu else module
         self._device = torch.device("cpu") if on_cpu else workload.device
         self._workload, self._tolerance = workload, tolerance
         self.name = "eager on the CPU" if on_cpu else "eager"
         self._last: tuple[int, _Outcome] | None = None
+        self.writes = False  # whether the forward was seen to change its arguments
 
     def expected(self, batch_size: int) -> _Outcome:
         """The right outcome at `batch_size`; that of the last size asked for is kept."""
         if self._last is None or self._last[0] != batch_size:
-            args, kwargs = self._workload.call(batch_size, self._device)
-            self._last = (batch_size, self._outcome(self._module(*args, **kwargs), args, kwargs))
+            self._last = (batch_size, self._run(batch_size))
         return self._last[1]
+
+    def unrepeatable(self, batch_size: int) -> str | None:
+        """How a second run on the same rows differs from the first; None: it does not."""
+        first, second = self.expected(batch_size), self._run(batch_size)
+        return self._compare(second, first)
+
+    def _run(self, batch_size: int) -> _Outcome:
+        args, kwargs = self._workload.call(batch_size, self._device)
+        before = self._outcome(None, args, kwargs).tensors
+        outcome = self._outcome(self._module(*args, **kwargs), args, kwargs)
+        after = outcome.tensors[len(outcome.tensors) - len(before) :]
+        self.writes = self.writes or not all(map(same_bits, before, after))
+        return outcome
 
     def difference(self, got: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: _Outcome) -> str | None:
         """What is wrong with a result, and with the arguments should the forward write to them; None: nothing."""
-        outcome = self._outcome(got, args, kwargs)
+        return self._compare(self._outcome(got, args, kwargs), expected)
+
+    def _compare(self, outcome: _Outcome, expected: _Outcome) -> str | None:
         if (difference := first_difference(outcome.spec, expected.spec, "output")) is not None:
             return f"{difference} (the second is {self.name}'s)"
         for name, a, b in zip(expected.names, outcome.tensors, expected.tensors, strict=True):
@@ -208,3 +236,16 @@ class Reference:
         spec = describe(result, "output", leaves)
         describe([args, kwargs], "arguments", leaves)
         return _Outcome(spec, leaves.names, [t.detach().cpu().clone() for t in leaves.tensors])
+
+
+def _copy_on_cpu(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose weights were copied to the CPU directly, so that the device never holds them twice."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = torch.nn.Parameter(parameter.detach().cpu(), parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = buffer.detach().cpu()
+    try:
+        return copy.deepcopy(module, memo).to("cpu")
+    except Exception as error:
+        raise ConfigError(f"reference='cpu': the module cannot be copied: {error}") from error

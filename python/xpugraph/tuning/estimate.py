@@ -9,6 +9,7 @@ import time
 import torch
 
 from ..backends import XPUGraphBackend
+from ..errors import BuildError
 from ..memory import free_bytes, peak_allocated_bytes
 from ..units import mebibytes
 from .profiling import MIN_SAMPLES, ProfilingConfig
@@ -59,23 +60,24 @@ def estimate(module: torch.nn.Module, workload: Workload, strategy: TuneStrategy
     """Runs eager at the smallest and the largest size and extrapolates."""
     backends = strategy.backends_to_build()
     graphs = [backend for backend in backends if isinstance(backend, XPUGraphBackend)]
-    recorded = graphs[0].grid_sizes(workload.largest) if graphs else []
-    profiled = strategy.profiled_sizes(workload, sorted({s for g in graphs for s in g.grid_sizes(workload.largest)}))
-    small, _ = _run(module, workload, 1)
-    large, pool = _run(module, workload, recorded[-1] if recorded else workload.largest)
-    slope = max(0.0, (large - small) / max(1, workload.largest - 1))
+    grids = [graph.grid_sizes(workload.largest) for graph in graphs]
+    recorded = sorted({size for grid in grids for size in grid})
+    profiled = strategy.profiled_sizes(workload, recorded)
+    largest = recorded[-1] if recorded else workload.largest
+    (small, _), (large, pool) = _run(module, workload, 1), _run(module, workload, largest)
+    slope = max(0.0, (large - small) / max(1, largest - 1))
 
     def eager(size: int) -> float:
         return small + slope * (size - 1)
 
-    builds = sum(_CALLS_OF_A_BUILD * eager(size) for graph in graphs for size in graph.grid_sizes(workload.largest))
+    builds = sum(_CALLS_OF_A_BUILD * eager(size) for grid in grids for size in grid)
     config = getattr(strategy, "profiling_config", ProfilingConfig())
     profiling = len(backends) * sum(_seconds_of(config, eager(size)) for size in profiled)
     return Estimate(
         [backend.label for backend in backends],
         recorded,
         profiled,
-        workload.input_bytes(recorded[-1]) if recorded else 0,
+        workload.input_bytes(largest) if recorded else 0,
         pool if recorded else None,
         free_bytes(workload.device),
         builds + profiling,
@@ -85,8 +87,12 @@ def estimate(module: torch.nn.Module, workload: Workload, strategy: TuneStrategy
 def _run(module: torch.nn.Module, workload: Workload, size: int) -> tuple[float, int | None]:
     """Seconds of the second eager run at a size, and the bytes it allocates at most beyond what was there."""
     args, kwargs = workload.call(size)
-    module(*args, **kwargs)
+    try:
+        module(*args, **kwargs)
+    except Exception as error:
+        raise BuildError(f"eager itself raises at batch size {size}: {error}") from error
     _wait(workload.device)
+    args, kwargs = workload.call(size)
     before = peak_allocated_bytes(workload.device, start=True)
     start = time.perf_counter()
     module(*args, **kwargs)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 
 import torch
 
-from ..backends import Backend
+from ..backends import Backend, TorchEagerBackend
 from ..errors import BuildError
 from ..memory import free_bytes
 from ..routing import Route
@@ -17,7 +18,7 @@ from ..timing import gc_disabled
 from . import profiling
 from .candidate import FAILED, WRONG, Candidate, Reference, told
 from .profiling import ProfilingConfig, measure_in_turns
-from .workload import Workload
+from .workload import Arguments, Workload
 
 logger = logging.getLogger("xpugraph")
 
@@ -67,9 +68,15 @@ class Profiler:
 
     def build(self, module: torch.nn.Module) -> None:
         """Builds every candidate."""
-        for candidate in self._candidates:
+        for candidate in self._alive():
             self._step(candidate.label, None)
+            before = _state(module)
             candidate.build(module, self._workload)
+            if (changed := _first_change(before, _state(module))) is not None:
+                raise BuildError(
+                    f"backend {candidate.label} changed {changed!r} of the module while it was built, so that nothing "
+                    "can be compared any more; the module is no longer what was given"
+                )
             if candidate.alive:
                 logger.info("backend %s built in %.2f s", candidate.label, candidate.build_seconds)
         need_one(self._candidates)
@@ -101,7 +108,9 @@ class Profiler:
         for route in routes:
             for size in sorted({route.first, min(route.last or known, known)}):
                 candidate = next(c for c in self._candidates if c.label == route.backend)
-                if size <= known and size not in candidate.measurements and self._first_call(candidate, size) is None:
+                if size > known or size in candidate.measurements or not self._eager_runs_at(size):
+                    continue
+                if self._first_call(candidate, size) is None:
                     return False
         return True
 
@@ -120,11 +129,17 @@ class Profiler:
 
     def _measure(self, alive: list[Candidate], size: int) -> None:
         first = {c.label: seconds for c in alive if (seconds := self._first_call(c, size)) is not None}
-        args, kwargs = self._workload.call(size)
+        arguments = Arguments(self._workload, size, restore=self._reference.writes)
         by_label = {c.label: c for c in alive if c.label in first}
-        calls = {label: _bound(c.backend, args, kwargs) for label, c in by_label.items()}
+        calls = {label: _bound(c.backend, arguments) for label, c in by_label.items()}
         found, failed = measure_in_turns(
-            calls, first, self._synchronize, size, self._config, lambda label: self._step(label, size)
+            calls,
+            first,
+            self._synchronize,
+            size,
+            self._config,
+            lambda label: self._step(label, size),
+            arguments.prepare,
         )
         for label, error in failed.items():
             by_label[label].give_up(FAILED, f"at batch size {size}: {told(error)}", error)
@@ -141,23 +156,34 @@ class Profiler:
         assert backend is not None
         expected = self._reference.expected(size)
         args, kwargs = self._workload.call(size)
-        before = backend.eager_calls()
         try:
+            before = backend.eager_calls()
             self._synchronize()
             start = profiling.clock()
             result = backend.infer(*args, **kwargs)
             self._synchronize()
             seconds = profiling.clock() - start
+            passed_on = backend.eager_calls() > before
             difference = self._reference.difference(result, args, kwargs, expected)
         except Exception as error:  # noqa: BLE001  whatever a backend trips over is a result here
             candidate.give_up(FAILED, f"at batch size {size}: {told(error)}", error)
             return None
-        if difference is not None:
-            candidate.give_up(WRONG, f"at batch size {size}: {difference}")
+        if difference is not None and not self._excused(candidate, size):
+            also = ""
+            if self._reference.unrepeatable(size) is not None:
+                also = (
+                    f"; {self._reference.name} itself gives other values when it is called again (random numbers, or "
+                    "a state), so that only TorchEagerBackend can serve the module"
+                )
+            candidate.give_up(WRONG, f"at batch size {size}: {difference}{also}")
             return None
-        if backend.eager_calls() > before:
+        if passed_on:
             candidate.served_by_eager.append(size)
         return seconds
+
+    def _excused(self, candidate: Candidate, size: int) -> bool:
+        """Whether it is eager itself, of a module that never answers twice alike."""
+        return type(candidate.backend) is TorchEagerBackend and self._reference.unrepeatable(size) is not None
 
     def _alive(self) -> list[Candidate]:
         return [candidate for candidate in self._candidates if candidate.alive]
@@ -169,10 +195,20 @@ class Profiler:
         self._done += 1
 
 
-def _bound(backend: Backend | None, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object]:
+def _bound(backend: Backend | None, arguments: Arguments) -> Callable[[], object]:
     assert backend is not None
     infer = backend.infer
-    return lambda: infer(*args, **kwargs)
+    return lambda: infer(*arguments.args, **arguments.kwargs)
+
+
+def _state(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """Where each parameter and buffer is, and how often it was written to."""
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    return {name: (t.data_ptr(), 0 if t.is_inference() else t._version) for name, t in named}
+
+
+def _first_change(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> str | None:
+    return next((name for name in {**before, **after} if before.get(name) != after.get(name)), None)
 
 
 def need_one(candidates: Sequence[Candidate]) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ConfigError
+from ..routing import MOST_ROUTED
 from .stop import (
     MeasurementStopStrategy,
     ProfilingStopStrategy,
@@ -72,6 +73,8 @@ def sorted_sizes(name: str, sizes: Sequence[int]) -> list[int]:
     listed = list(sizes)
     for size in listed:
         whole_number(name, size)
+        if size > MOST_ROUTED:
+            raise ConfigError(f"{name}={size!r}; at most {MOST_ROUTED} is routed")
     if not listed:
         raise ConfigError(f"{name}=[]; at least one size is needed")
     return sorted(set(listed))
@@ -117,13 +120,20 @@ class Measurement:
 class Turn:
     """One backend being measured at one batch size."""
 
-    def __init__(self, call: Callable[[], object], synchronize: Callable[[], None], config: ProfilingConfig) -> None:
-        self._call, self._synchronize, self._config = call, synchronize, config
+    def __init__(
+        self,
+        call: Callable[[], object],
+        prepare: Callable[[], None],
+        synchronize: Callable[[], None],
+        config: ProfilingConfig,
+    ) -> None:
+        self._call, self._prepare, self._synchronize, self._config = call, prepare, synchronize, config
         self._samples: list[float] = []
         self._spent = 0.0
 
     def timed(self) -> float:
         """Seconds of one call, synchronised before and after."""
+        self._prepare()
         self._synchronize()
         start = clock()
         self._call()
@@ -168,6 +178,7 @@ def measure_in_turns(
     batch_size: int,
     config: ProfilingConfig,
     on_turn: Callable[[str], None] = lambda label: None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Measurement], dict[str, Exception]]:
     """Measures several backends at one batch size.
 
@@ -178,13 +189,14 @@ def measure_in_turns(
         batch_size: Items of one call.
         config: How.
         on_turn: Told who warms up.
+        prepare: Called before every call, outside of what is timed.
 
     Garbage collection should be off meanwhile (``timing.gc_disabled``).
 
     Returns:
         Measurements by label, and what was raised by those that have none.
     """
-    turns = {label: Turn(call, synchronize, config) for label, call in calls.items()}
+    turns = {label: Turn(call, prepare, synchronize, config) for label, call in calls.items()}
     failed: dict[str, Exception] = {}
     done: dict[str, Measurement] = {}
 

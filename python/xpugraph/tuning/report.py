@@ -62,6 +62,7 @@ class TuningReport:
         backends: What was tried.
         routes: What was chosen.
         default: Label of the backend that serves where no other is clearly faster.
+        batch: Which dimension of which tensors was taken to be the batch.
         latency_budget_ms: As the strategy was given it.
         reserved_while_profiling: Bytes reserved on the device with every backend built; None: no count there.
         reserved_for_serving: The same once the others were freed.
@@ -75,6 +76,7 @@ class TuningReport:
     backends: list[BackendReport]
     routes: list[Route]
     default: str
+    batch: str = ""
     latency_budget_ms: float | None = None
     reserved_while_profiling: int | None = None
     reserved_for_serving: int | None = None
@@ -169,6 +171,8 @@ class TuningReport:
         if (best := self.best) is not None:
             budget = "" if self.latency_budget_ms is None else f" within {self.latency_budget_ms:g} ms"
             notes.append((f"  most{budget}: {best.throughput:.1f} items/s at batch size {best.batch_size}", ""))
+        if self.batch:
+            notes.append((f"  the batch is {self.batch}", "dim"))
         for backend in self.backends:
             notes += _backend_notes(backend)
         if self.reserved_while_profiling is not None:

@@ -16,7 +16,7 @@ from ..check import Tolerance
 from ..errors import ConfigError
 from ..memory import release_cache, reserved_bytes
 from ..routing import LatencyCurve, Route, choose_default, choose_routes
-from .candidate import NOT_ROUTED, ROUTED, Candidate, Reference, make_candidates
+from .candidate import NOT_ROUTED, ROUTED, Candidate, Reference, check_backends, make_candidates
 from .profiler import OnStep, Profiler, need_one
 from .profiling import ProfilingConfig
 from .stop import MeasurementStopStrategy, ProfilingStopStrategy, real_number
@@ -69,7 +69,8 @@ class TuneStrategy(ABC):
 class HighestThroughputStrategy(TuneStrategy):
     """Builds, checks and profiles every backend and sends each batch size to the fastest.
 
-    The backend with the highest peak throughput serves every batch size, but for those where another is faster by at
+    The backend with the highest peak throughput (of those within 2% of it, the first in the list) serves every batch
+    size, but for those where another is faster by at
     least `min_gain`. A backend that raises or that differs from eager in value, at any profiled size, is left out; its
     reason and log are in the report.
 
@@ -107,6 +108,10 @@ class HighestThroughputStrategy(TuneStrategy):
         real_number("min_gain", min_gain, 0, 1)
         if objective not in ("throughput", "latency"):
             raise ConfigError(f"objective={objective!r}; accepted are 'throughput' and 'latency'")
+        if objective == "latency" and latency_budget_ms is not None:
+            raise ConfigError(
+                f"latency_budget_ms={latency_budget_ms!r}: a budget is for objective='throughput'; 'latency' has none"
+            )
         if latency_budget_ms is not None and not 0 < latency_budget_ms < math.inf:
             raise ConfigError(f"latency_budget_ms={latency_budget_ms!r}; a number above 0 is needed")
         if reference not in ("eager", "cpu"):
@@ -120,7 +125,7 @@ class HighestThroughputStrategy(TuneStrategy):
         if profiling_stop_strategy is not None:
             config = dataclasses.replace(config, profiling_stop_strategy=profiling_stop_strategy)
         self.backends = None if backends is None else list(backends)
-        make_candidates(self.backends_to_build())  # refuses now what could not be built later
+        check_backends(self.backends_to_build())
         self.profiling_config = config
         self.min_gain, self.objective, self.latency_budget_ms = min_gain, objective, latency_budget_ms
         self.tolerance, self.reference = Tolerance(rtol, atol), reference
@@ -190,6 +195,11 @@ class OneBackendStrategy(TuneStrategy):
         self._strategy = HighestThroughputStrategy(
             [backend], profiling_config, rtol=rtol, atol=atol, reference=reference
         )
+
+    @property
+    def profiling_config(self) -> ProfilingConfig:
+        """As given."""
+        return self._strategy.profiling_config
 
     def describe(self) -> str:
         """Names the backend."""

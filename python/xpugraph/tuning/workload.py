@@ -45,7 +45,7 @@ class Workload:
         batch_dims: BatchDims | None = None,
     ) -> None:
         samples = take_samples(dataset)
-        device = next(itertools.chain(module.parameters(), module.buffers()), torch.empty(0)).device
+        device = _device(module, samples)
         calls = [_take_apart(module, to_device(sample, device, f"dataset[{i}]")) for i, sample in enumerate(samples)]
         check_same_structure(calls)
         arguments, seen = tensor_arguments(calls, batch_dims)
@@ -70,7 +70,7 @@ class Workload:
         return self.recipe.device
 
     def tensors(self, batch_size: int) -> list[torch.Tensor]:
-        """Random rows like the dataset's, own memory; the same values for the same batch size."""
+        """Random rows like the dataset's, in memory of their own."""
         if self._rows < batch_size:
             generator = torch.Generator().manual_seed(_SEED)
             self._rows = max(batch_size, self.largest)
@@ -119,6 +119,39 @@ class Workload:
                 shape[t.batch_dim] = t.rows(batch_size)
             total += torch.Size(shape).numel() * t.dtype.itemsize
         return total
+
+
+class Arguments:
+    """The arguments of calls of one batch size, in turns: no call gets the tensors of the one before.
+
+    Attributes:
+        args: Positional ones of the next call.
+        kwargs: Keyword ones.
+    """
+
+    def __init__(self, workload: Workload, batch_size: int, restore: bool) -> None:
+        calls = [workload.call(batch_size) for _ in range(3)]
+        self._next = itertools.cycle([(*call, _tensors(call)) for call in calls])
+        self._fresh = [t.clone() for t in _tensors(calls[0])] if restore else []
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Moves on to the next tensors, with the values that they had at first."""
+        self.args, self.kwargs, tensors = next(self._next)
+        for tensor, fresh in zip(tensors, self._fresh, strict=False):
+            tensor.copy_(fresh)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    leaves = Leaves()
+    describe(list(value), "arguments", leaves)
+    return leaves.tensors
+
+
+def _device(module: torch.nn.Module, samples: Sequence[Any]) -> torch.device:
+    """Where the module is; one without weights is where the first sample is."""
+    tensors = itertools.chain(module.parameters(), module.buffers(), _tensors(samples[:1]))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def take_samples(dataset: Any) -> list[Any]:

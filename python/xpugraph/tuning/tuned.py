@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, overload
 
 import torch
@@ -16,7 +16,8 @@ from ..batching import BatchDims
 from ..environment import device_name, versions
 from ..errors import ConfigError
 from ..routing import Route
-from ..watch import check_module
+from ..watch import Snapshot, check_module
+from ..weights import same_bits
 from .estimate import Estimate, estimate
 from .profiler import OnStep
 from .profiling import sorted_sizes
@@ -57,6 +58,11 @@ class TunedModule:
     def describe(self) -> str:
         """The routes, and every routed backend."""
         return self.backend.describe()
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ConfigError(
+            "a TunedModule cannot be copied or pickled, since its graphs cannot; xpugraph.save() keeps it"
+        )
 
     def __repr__(self) -> str:
         return f"TunedModule({type(self.module).__name__}: {'; '.join(map(str, self.routes))})"
@@ -101,7 +107,8 @@ def tune(
     """Builds, checks and profiles backends, and routes every batch size to the fastest.
 
     Args:
-        module: In evaluation mode, on its device. It is not changed.
+        module: In evaluation mode, on its device. It is not changed; attributes and buffers that its forward changes
+            are put back.
         dataset: A tensor (one batch), a tuple of arguments, a dict of keyword arguments, a list of those, or a
             DataLoader, of which at most 8 batches are taken. Its tensors are brought to the module's device.
         batch_sizes: The sizes that will be served: they are always profiled, and graphs are recorded up to the largest.
@@ -130,11 +137,25 @@ def tune(
         if dry_run:
             return estimate(module, workload, chosen)
         _log_start(module, workload, chosen)
-        with _progress(progress) as on_step:
+        with _progress(progress) as on_step, _restored(module):
             outcome = chosen.run(module, workload, on_step)
     report = _report(outcome, workload, chosen, time.perf_counter() - start)
     logger.info("selected %s", "; ".join(map(str, report.routes)))
     return TunedModule(module, outcome.router, report)
+
+
+@contextmanager
+def _restored(module: torch.nn.Module) -> Iterator[None]:
+    """Puts back what the forwards of a tuning changed: attributes, and values of buffers."""
+    snapshot = Snapshot(module)
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        snapshot.changes()
+        for buffer, before in buffers:
+            if not same_bits(buffer, before):
+                buffer.copy_(before)
 
 
 def _progress(progress: bool | OnStep) -> AbstractContextManager[OnStep]:
@@ -165,6 +186,7 @@ def _report(outcome: Outcome, workload: Workload, strategy: TuneStrategy, second
         backends=[BackendReport(**{name: getattr(c, name) for name in fields}) for c in outcome.candidates],
         routes=outcome.router.routes,
         default=outcome.default,
+        batch=workload.batch_text(),
         latency_budget_ms=getattr(strategy, "latency_budget_ms", None),
         reserved_while_profiling=outcome.reserved_while_profiling,
         reserved_for_serving=outcome.reserved_for_serving,
