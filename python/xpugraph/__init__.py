@@ -2,7 +2,15 @@
 """xpugraph: a dynamic batch of a PyTorch model at graph speed on Intel GPUs."""
 
 from ._version import __version__
-from .backends import Backend, BackendState, TorchEagerBackend, XPUGraphBackend, XPUGraphBackendConfig
+from .backends import (
+    Backend,
+    BackendState,
+    TorchEagerBackend,
+    TorchInductorBackend,
+    TorchInductorBackendConfig,
+    XPUGraphBackend,
+    XPUGraphBackendConfig,
+)
 from .devices import enable_sycl_device
 from .errors import (
     BuildError,
@@ -28,6 +36,8 @@ __all__ = [
     "OutOfMemoryError",
     "StateError",
     "TorchEagerBackend",
+    "TorchInductorBackend",
+    "TorchInductorBackendConfig",
     "XPUGraphBackend",
     "XPUGraphBackendConfig",
     "XPUGraphError",

@@ -123,9 +123,23 @@ def _graph(config: BenchConfig) -> Backend:
     return XPUGraphBackend(XPUGraphBackendConfig(max_recorded_batch_size=config.max_recorded_batch_size))
 
 
+def _inductor(config: BenchConfig) -> Backend:
+    from . import TorchInductorBackend
+
+    return TorchInductorBackend()
+
+
+def _graph_inductor(config: BenchConfig) -> Backend:
+    from . import XPUGraphBackend, XPUGraphBackendConfig
+
+    return XPUGraphBackend(
+        XPUGraphBackendConfig(compile_with_inductor=True, max_recorded_batch_size=config.max_recorded_batch_size)
+    )
+
+
 def backend_factories() -> dict[str, Callable[[BenchConfig], Backend]]:
     """Returns what makes each backend, by the name that ``--backends`` accepts."""
-    return {"eager": _eager, "graph": _graph}
+    return {"eager": _eager, "inductor": _inductor, "graph": _graph, "graph+inductor": _graph_inductor}
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -253,6 +267,8 @@ class _ModelRun:
                 backend.build(self.module, samples=[self.sample])
                 backends[name] = backend
                 self._describe_graphs(backend)
+                if compiles := getattr(backend, "inductor_compiles", 0):
+                    self.result.inductor_compiles = compiles
             except Exception as error:  # whatever a backend trips over is a result here
                 self._fail(name, error)
             self.done += 1

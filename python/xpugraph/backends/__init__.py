@@ -4,5 +4,14 @@
 from .base import Backend, BackendState
 from .eager import TorchEagerBackend
 from .graph import XPUGraphBackend, XPUGraphBackendConfig
+from .inductor import TorchInductorBackend, TorchInductorBackendConfig
 
-__all__ = ["Backend", "BackendState", "TorchEagerBackend", "XPUGraphBackend", "XPUGraphBackendConfig"]
+__all__ = [
+    "Backend",
+    "BackendState",
+    "TorchEagerBackend",
+    "TorchInductorBackend",
+    "TorchInductorBackendConfig",
+    "XPUGraphBackend",
+    "XPUGraphBackendConfig",
+]
