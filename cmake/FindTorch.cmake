@@ -18,7 +18,14 @@ list(GET torch_answer 0 torch_root)
 list(GET torch_answer 1 torch_version)
 message(STATUS "torch: ${torch_version} in ${torch_root}")
 
+# From 2.14 on torch's headers are C++20; xpugraph's own code stays C++17.
+set(torch_cxx_standard 17)
+if(torch_version VERSION_GREATER_EQUAL 2.14)
+  set(torch_cxx_standard 20)
+endif()
+
 add_library(xpugraph_torch_api INTERFACE)
+target_compile_features(xpugraph_torch_api INTERFACE cxx_std_${torch_cxx_standard})
 target_include_directories(xpugraph_torch_api SYSTEM INTERFACE "${torch_root}/include"
                                                                "${torch_root}/include/torch/csrc/api/include")
 target_link_directories(xpugraph_torch_api INTERFACE "${torch_root}/lib")

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "bindings/sycl_bindings.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include "core/error.h"
 #include "runtime/sycl_cpu_hooks.h"
 #include "runtime/sycl_streams.h"
 #include "torch/runtimes.h"
 #include "torch/sycl_device.h"
 #include "torch/sycl_generator.h"
+#include "torch/sycl_kernel.h"
 
 namespace py = pybind11;
 
@@ -50,6 +53,20 @@ py::dict pool_stats(PoolId pool) {
   return result;
 }
 
+/// Arguments are tensors and whole numbers; the call returns before the kernel runs.
+void launch(const sycl_device::Kernel& kernel, const py::args& args) {
+  sycl_device::Kernel::Launch launch(kernel);
+  for (const py::handle argument : args) {
+    if (THPVariable_Check(argument.ptr())) {
+      launch.add(THPVariable_Unpack(argument.ptr()));
+    } else {
+      launch.add(py::cast<std::int64_t>(argument));
+    }
+  }
+  const py::gil_scoped_release release;  // a full stream makes the host wait, maybe for an operator written in Python
+  std::move(launch).submit();
+}
+
 }  // namespace
 
 void bind_sycl(py::module_& module) {
@@ -74,6 +91,11 @@ void bind_sycl(py::module_& module) {
           "replay",
           [](Executable& self, std::optional<int> stream) { runtime().replay(self, stream_or_current(stream)); },
           py::arg("stream") = py::none(), ReleaseGil());
+  py::class_<sycl_device::Kernel>(sycl, "Kernel", "A compiled function, launched on the calling thread's stream.")
+      .def(py::init<std::string, std::uintptr_t, std::size_t>(), py::arg("name"), py::arg("function"),
+           py::arg("arguments"))
+      .def_property_readonly("name", &sycl_device::Kernel::name)
+      .def("__call__", &launch);
   sycl.def("create_pool", [] { return runtime().create_pool(0); });
   sycl.def("release_pool", [](PoolId pool) { runtime().release_pool(pool); }, ReleaseGil());
   sycl.def("pool_stats", &pool_stats);

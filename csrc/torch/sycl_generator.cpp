@@ -16,16 +16,34 @@ namespace {
 class SyclGenerator final : public c10::GeneratorImpl {
  public:
   explicit SyclGenerator(at::Generator cpu)
-      : c10::GeneratorImpl(the_device(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), cpu_(std::move(cpu)) {}
+      : c10::GeneratorImpl(the_device(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+        cpu_(std::move(cpu)),
+        seed_(cpu_.current_seed()) {}
 
   const at::Generator& cpu() const { return cpu_; }
 
-  void set_current_seed(std::uint64_t seed) override { quiet().set_current_seed(seed); }
+  /// Waits for nothing: torch's callers hold the GIL and mutex_, and who waits gives the GIL up, which another thread
+  /// that wants mutex_ would then keep.
+  void set_current_seed(std::uint64_t seed) override {
+    refuse_if_capturing("seeding the sycl device's random generator");
+    submit_here([cpu = cpu_, seed]() mutable {
+      const std::lock_guard<std::mutex> lock(cpu.mutex());
+      cpu.set_current_seed(seed);
+    });
+    seed_ = seed;
+  }
   void set_offset(std::uint64_t offset) override { quiet().set_offset(offset); }
   std::uint64_t get_offset() const override { return quiet().get_offset(); }
-  std::uint64_t current_seed() const override { return quiet().current_seed(); }
-  std::uint64_t seed() override { return quiet().seed(); }
-  void set_state(const c10::TensorImpl& state) override { quiet().unsafeGetGeneratorImpl()->set_state(state); }
+  std::uint64_t current_seed() const override { return seed_; }
+  std::uint64_t seed() override {
+    const std::uint64_t fresh = c10::detail::getNonDeterministicRandom();
+    set_current_seed(fresh);
+    return fresh;
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    quiet().unsafeGetGeneratorImpl()->set_state(state);
+    seed_ = cpu_.current_seed();
+  }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     return quiet().unsafeGetGeneratorImpl()->get_state();
   }
@@ -46,6 +64,7 @@ class SyclGenerator final : public c10::GeneratorImpl {
   }
 
   mutable at::Generator cpu_;
+  std::uint64_t seed_;
 };
 
 struct SyclHooks final : at::PrivateUse1HooksInterface {

@@ -159,6 +159,23 @@ torch::jit::Stack whole(const char* name, const char* overload, const Arguments&
   return stack;
 }
 
+/// A tensor of torch.compile's, which has a shape but no memory. What is traced must be made of operators that go
+/// through the dispatcher.
+bool is_fake(const Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
+
+/// Whether the CPU's fused attention takes these arguments, as torch decides it for the CPU.
+bool fits_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask) {
+  if (mask.defined() && (mask.scalar_type() != query.scalar_type() || (mask.dim() != 2 && mask.dim() != 4)))
+    return false;
+  for (const Tensor& tensor : {query, key, value}) {
+    if (tensor.dim() != 4 || !at::isFloatingType(tensor.scalar_type()) || tensor.sym_stride(3) != 1) return false;
+    for (const int64_t d : {0, 1, 3}) {
+      if (tensor.sym_size(d) != query.sym_size(d)) return false;
+    }
+  }
+  return query.sym_size(2) != 0 && key.sym_size(2) != 0;
+}
+
 /// Attention and recurrent layers are one kernel each on the CPU. They are taken whole where nothing must be
 /// differentiated and no dropout drawn (the kernel would draw from the CPU's generator), and decomposed otherwise.
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
@@ -167,6 +184,12 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   if (dropout > 0 || needs_grad({query, key, value, mask_or_none})) {
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
   }
+  if (is_fake(query)) {
+    if (grouped || !fits_fused_attention(query, key, value, mask_or_none))
+      return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
+    return std::get<0>(
+        at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, mask, scale));
+  }
   return whole("aten::scaled_dot_product_attention", "", query, key, value, mask, dropout, causal, scale, grouped)[0]
       .toTensor();
 }
@@ -174,7 +197,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList state, at::TensorList params, bool biases,
                                         int64_t layers, double dropout, bool train, bool bidirectional,
                                         bool batch_first) {
-  if ((train && dropout > 0) || needs_grad(input) || needs_grad(state) || needs_grad(params)) {
+  if ((train && dropout > 0) || is_fake(input) || needs_grad(input) || needs_grad(state) || needs_grad(params)) {
     return at::native::lstm(input, state, params, biases, layers, dropout, train, bidirectional, batch_first);
   }
   const auto out =
@@ -184,7 +207,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList stat
 
 std::tuple<Tensor, Tensor> gru(const Tensor& input, const Tensor& state, at::TensorList params, bool biases,
                                int64_t layers, double dropout, bool train, bool bidirectional, bool batch_first) {
-  if ((train && dropout > 0) || needs_grad({input, state}) || needs_grad(params)) {
+  if ((train && dropout > 0) || is_fake(input) || needs_grad({input, state}) || needs_grad(params)) {
     return at::native::gru(input, state, params, biases, layers, dropout, train, bidirectional, batch_first);
   }
   const auto out =

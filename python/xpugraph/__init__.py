@@ -7,6 +7,8 @@ from .backends import (
     BackendState,
     BatchSizeRouterBackend,
     TorchEagerBackend,
+    TorchInductorBackend,
+    TorchInductorBackendConfig,
     XPUGraphBackend,
     XPUGraphBackendConfig,
 )
@@ -64,6 +66,8 @@ __all__ = [
     "StateError",
     "ThroughputSaturatedProfilingStopStrategy",
     "TorchEagerBackend",
+    "TorchInductorBackend",
+    "TorchInductorBackendConfig",
     "TunedModule",
     "TuningReport",
     "XPUGraphBackend",

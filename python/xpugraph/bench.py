@@ -254,6 +254,8 @@ class _ModelRun:
                 backend.build(self.module, samples=[self.sample])
                 backends[name] = backend
                 self._describe_graphs(backend)
+                if compiles := getattr(backend, "inductor_compiles", 0):
+                    self.result.inductor_compiles = compiles
             except Exception as error:  # whatever a backend trips over is a result here
                 self._fail(name, error)
             self.done += 1

@@ -20,6 +20,7 @@ _NAME = "sycl"
 _SYCL_LIBRARY = "libsycl.so.9"  # the major version of 2026.x, which the headers we build with belong to
 _INSTALL = "pip install 'xpugraph[sycl]'"
 _lock = threading.Lock()
+_worker_threads = 0
 
 
 def enable_sycl_device(gather: bool = True, worker_threads: int | None = None) -> torch.device:
@@ -56,11 +57,18 @@ def _register(worker_threads: int) -> None:
         raise MissingRuntimeError(f"{missing}; {_INSTALL}")
     from . import _torch_sycl
 
-    core.enable(worker_threads)
+    global _worker_threads
+    _worker_threads = worker_threads or torch.get_num_threads()
+    core.enable(_worker_threads)
     atexit.register(core.drain)  # an operator written in Python must not outlive the interpreter
     torch.utils.rename_privateuse1_backend(_NAME)
     torch._register_device_module(_NAME, _torch_sycl)
     torch.utils.generate_methods_for_privateuse1_backend()
+
+
+def worker_threads() -> int:
+    """Threads of what runs on the sycl device; 0 before it is enabled."""
+    return _worker_threads
 
 
 def point_to_runtime() -> None:

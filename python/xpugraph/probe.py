@@ -33,8 +33,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    """Tells storages apart while they live, without the Python object of untyped_storage(), which would hold it."""
+def storage(tensor: torch.Tensor) -> int:
+    """Tells storages apart while they live, without the Python object of untypedstorage(), which would hold it."""
     return _native.load().storage_id(tensor) or id(tensor)
 
 
@@ -50,7 +50,7 @@ class Keeper(TorchDispatchMode):
     def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.kept: dict[int, torch.Tensor] = {}
-        self._known = {_storage(tensor) for tensor in inputs}
+        self._known = {storage(tensor) for tensor in inputs}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -60,13 +60,13 @@ class Keeper(TorchDispatchMode):
         given = _tensors((args, kwargs))
         self._look(func, args, kwargs, given)
         result = func(*args, **kwargs)
-        taken = {_storage(tensor) for tensor in given}
-        self._known.update({_storage(tensor) for tensor in _tensors(result)} - taken)
+        taken = {storage(tensor) for tensor in given}
+        self._known.update({storage(tensor) for tensor in _tensors(result)} - taken)
         return result
 
     def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> None:
         for tensor in given:
-            if (key := _storage(tensor)) not in self._known:
+            if (key := storage(tensor)) not in self._known:
                 self.kept.setdefault(key, tensor.detach() if tensor.requires_grad else tensor)
 
 
@@ -83,8 +83,8 @@ class Probe(Keeper):
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
         super().__init__(inputs)
-        self._names = {_storage(tensor): name for name, tensor in named}
-        self._inputs = {_storage(tensor): i for i, tensor in enumerate(inputs)}
+        self._names = {storage(tensor): name for name, tensor in named}
+        self._inputs = {storage(tensor): i for i, tensor in enumerate(inputs)}
         self._device = inputs[0].device.type
         self._refusal: BuildError | None = None
         self.written: set[int] = set()
@@ -109,7 +109,7 @@ class Probe(Keeper):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             for tensor in _tensors(args[position] if position < len(args) else kwargs.get(argument.name)):
-                key = _storage(tensor)
+                key = storage(tensor)
                 if (index := self._inputs.get(key)) is not None:
                     self.written.add(index)
                 elif key not in self._known:

@@ -13,12 +13,13 @@ from . import _native
 from .batching import fresh_inputs, output_dims, take_rows
 from .call import TensorArgument, rebuild_call
 from .check import Checker, Tolerance
-from .errors import BuildError, XPUGraphError
+from .compiling import Compiled, InductorError
+from .errors import BuildError, CaptureError, XPUGraphError
 from .probe import Keeper, Probe
 from .progress import track
 from .recipe import Recipe
 from .structure import Leaves, Spec, describe, first_difference, flatten_node, unflatten_node
-from .timing import gc_disabled
+from .timing import gc_allowed, gc_disabled
 from .watch import Snapshot
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Recording:
         call: The native GraphedCall: ``call(*args, **kwargs)`` serves a batch.
         dropped: Batch sizes that are not recorded although the recipe has them, with the reason.
         record_seconds: Time spent warming up and capturing.
+        compile_seconds: Time spent compiling; 0 without Inductor.
 
     Raises (from the constructor, with the module as it was before):
         BuildError: No batch size can be recorded, or the module cannot be served with padding.
@@ -56,6 +58,8 @@ class Recording:
         self._native = _native.load()
         self.dropped: dict[int, str] = {}
         self.record_seconds = 0.0
+        self.compile_seconds = 0.0
+        self._compiled: Compiled | None = None
         self._kept: dict[int, torch.Tensor] = {}  # what the graphs read, whoever else holds it
         self._snapshot = Snapshot(module)
         try:
@@ -73,6 +77,12 @@ class Recording:
         """Destroys the graphs and gives their memory back."""
         del self.call
         self._kept.clear()
+        self._compiled = None
+
+    @property
+    def inductor_compiles(self) -> int:
+        """Compilations that the graphs took, by torch's own counter; 0 without Inductor."""
+        return self._compiled.compiles if self._compiled else 0
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -108,6 +118,8 @@ class Recording:
             unflatten_node=unflatten_node,
             reject=reject,
         )
+        if config.compile_with_inductor:
+            self._compile(inputs)
         self._capture_all(inputs)
         fresh = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
         self._check_all(fresh, outputs, rows, Tolerance(config.rtol, config.atol))
@@ -117,9 +129,7 @@ class Recording:
         return self._module(*args, **kwargs)
 
     def _forward_flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        leaves = Leaves()
-        describe(self._forward(tensors), "output", leaves)
-        return [t.detach().resolve_conj().resolve_neg() for t in leaves.tensors]
+        return _flat(self._forward(tensors))
 
     def _look_at(self, inputs: list[torch.Tensor], rows: int) -> tuple[Spec, list[TensorArgument]]:
         """Runs eager at two batch sizes: what the result looks like, and how it follows the batch."""
@@ -190,6 +200,45 @@ class Recording:
         dim = -1 if t.batch_dim is None else t.batch_dim
         return self._native.TensorSpec(t.name, t.dtype, list(t.shape), list(t.strides), dim, t.rows_per_item, t.written)
 
+    def _compile(self, inputs: list[torch.Tensor]) -> None:
+        """Compiles for the largest size, which serves the others too, and for 1. Garbage is collected meanwhile."""
+        start = time.perf_counter()
+        recipe = self._recipe
+        self._compiled = Compiled(self._module, recipe.arguments, recipe.tensors, recipe.device)
+        with gc_allowed():
+            for size in {recipe.batch_sizes[-1]: None, recipe.batch_sizes[0]: None}:
+                static = self.call.static_inputs(size)
+                self._fill(static, inputs, size)
+                try:
+                    self._compiled.warm_up(static)
+                except InductorError:
+                    if size == recipe.batch_sizes[-1] and self._compiled.compiles == 0:
+                        raise
+                except Exception:  # noqa: BLE001, S110  the forward's own; that size is dropped and named later
+                    pass
+        self.compile_seconds = time.perf_counter() - start
+
+    def _warm_up(self, static: list[torch.Tensor]) -> None:
+        """On the very path of the capture, where nothing may be compiled or initialised."""
+        if self._compiled is not None:
+            self._compiled.warm_up(static)
+            return
+        with Keeper(static):
+            self._forward(static)
+
+    def _capture(self, size: int, static: list[torch.Tensor]) -> None:
+        compiled = self._compiled
+        if compiled is None:
+            with Keeper(static) as keeper:
+                self.call.record(size, self._forward_flat)
+            self._kept.update(keeper.kept)
+            return
+        # Dynamo runs nothing under a dispatch mode; what compiled code reads it is given, and Compiled keeps that.
+        self.call.record(size, lambda tensors: _flat(compiled.capture(tensors)))
+        if self.call.nodes(size) == 0:
+            self.call.drop(size)
+            raise CaptureError("the graph has no node: nothing that Inductor generated was recorded")
+
     def _capture_all(self, inputs: list[torch.Tensor]) -> None:
         """Warms up and captures every size, the largest first, so that the smaller ones fit into its memory."""
         start = time.perf_counter()
@@ -197,13 +246,10 @@ class Recording:
             try:
                 static = self.call.static_inputs(size)
                 self._fill(static, inputs, size)
-                with Keeper(static):  # warm-up on the very path of the capture, where nothing may be initialised
-                    self._forward(static)
+                self._warm_up(static)
                 self._fill(static, inputs, size)
                 _synchronize(self._recipe.device)
-                with Keeper(static) as keeper:
-                    self.call.record(size, self._forward_flat)
-                self._kept.update(keeper.kept)
+                self._capture(size, static)
             except Exception as error:  # noqa: BLE001  a model may raise anything; that size is dropped and named
                 self.dropped[size] = f"{type(error).__name__}: {error}"
         self.record_seconds = time.perf_counter() - start
@@ -250,6 +296,12 @@ class Recording:
         if not self.call.sizes:
             listed = "\n".join(f"  {size}: {reason}" for size, reason in sorted(self.dropped.items()))
             raise BuildError(f"no batch size could be recorded:\n{listed}")
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    leaves = Leaves()
+    describe(result, "output", leaves)
+    return [t.detach().resolve_conj().resolve_neg() for t in leaves.tensors]
 
 
 def _synchronize(device: torch.device) -> None:

@@ -71,6 +71,22 @@ def gc_disabled() -> Iterator[None]:
                 gc.enable()
 
 
+@contextmanager
+def gc_allowed() -> Iterator[None]:
+    """Within a block of `gc_disabled`: garbage is collected again, unless another block wants none."""
+    with _Guard.lock:
+        _Guard.blocks -= 1
+        if _Guard.blocks == 0 and _Guard.was_enabled:
+            gc.enable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        with _Guard.lock:
+            _Guard.blocks += 1
+            gc.disable()
+
+
 def time_interleaved(
     calls: Mapping[str, Callable[[], object]],
     synchronize: Callable[[], None],

@@ -120,7 +120,7 @@ def test_unknown_names_are_refused_before_anything_runs():
     with pytest.raises(ValueError, match=r"'vgg'.*mlp, mobilenet_v3_small, resnet18, resnet50, vit_b_16"):
         run({"eager": stub}, model_names=("mlp", "vgg"))
     assert not stub.calls
-    with pytest.raises(ValueError, match=r"'warp': accepted are eager, graph"):
+    with pytest.raises(ValueError, match=r"'warp': accepted are eager, inductor, graph, graph\+inductor"):
         bench.run_bench(bench.BenchConfig(["mlp"], [1], ["warp"], CPU))
 
 

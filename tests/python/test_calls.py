@@ -353,7 +353,7 @@ def test_bad_modules(device):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"compile_with_inductor": True}, "not built yet"),
+        ({"compile_with_inductor": 1}, "compile_with_inductor=1"),
         ({"max_recorded_batch_size": 0}, "max_recorded_batch_size=0"),
         ({"max_recorded_batch_size": True}, "max_recorded_batch_size=True"),
         ({"batch_sizes": []}, "at least one size"),

@@ -12,6 +12,7 @@ import torch
 
 __all__: list[str] = [
     "Graph",
+    "Kernel",
     "abort_capture",
     "begin_capture",
     "captured_random_ops",
@@ -40,6 +41,20 @@ class Graph:
     def replay(self, stream: typing.SupportsInt | typing.SupportsIndex | None = None) -> None: ...
     @property
     def nodes(self) -> int: ...
+
+class Kernel:
+    """
+    A compiled function, launched on the calling thread's stream.
+    """
+    def __call__(self, *args) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        function: typing.SupportsInt | typing.SupportsIndex,
+        arguments: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
 
 def abort_capture() -> None: ...
 def begin_capture(arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...

@@ -4,6 +4,7 @@
 from .base import Backend, BackendState, backend_class
 from .eager import TorchEagerBackend
 from .graph import XPUGraphBackend, XPUGraphBackendConfig
+from .inductor import TorchInductorBackend, TorchInductorBackendConfig
 from .named import named_backends
 from .router import BatchSizeRouterBackend
 
@@ -12,6 +13,8 @@ __all__ = [
     "BackendState",
     "BatchSizeRouterBackend",
     "TorchEagerBackend",
+    "TorchInductorBackend",
+    "TorchInductorBackendConfig",
     "XPUGraphBackend",
     "XPUGraphBackendConfig",
     "backend_class",

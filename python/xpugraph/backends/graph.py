@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .. import _native
 from ..batching import BatchDims, tensor_arguments
 from ..call import Call, as_call, check_same_structure, take_apart
+from ..compiling import InductorError
 from ..errors import BuildError, ConfigError, InputError, XPUGraphError
 from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
 from ..recording import Recording
@@ -30,7 +31,8 @@ class XPUGraphBackendConfig:
     """How a module is recorded.
 
     Attributes:
-        compile_with_inductor: Record the kernels that Torch Inductor generates. Not built yet: True raises.
+        compile_with_inductor: Record the kernels that Torch Inductor generates. ``build`` raises BuildError with the
+            reason when it cannot compile the module.
         max_recorded_batch_size: No size above this is recorded; larger batches are served in chunks.
         batch_sizes: The sizes to record, instead of 1, 2, 4 and the multiples of 8.
         padding: What the rows hold that fill a batch up to a recorded size. Only "zeros" exists.
@@ -55,10 +57,8 @@ class XPUGraphBackendConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that is out of range; names the field."""
-        if self.compile_with_inductor:
-            raise ConfigError(
-                "compile_with_inductor=True is not built yet: only the eager kernels can be recorded so far"
-            )
+        if not isinstance(self.compile_with_inductor, bool):
+            raise ConfigError(f"compile_with_inductor={self.compile_with_inductor!r}; accepted are True and False")
         if self.padding != "zeros":
             raise ConfigError(f"padding={self.padding!r}; accepted is 'zeros'")
         _whole("max_recorded_batch_size", self.max_recorded_batch_size)
@@ -127,7 +127,7 @@ class XPUGraphBackend(Backend):
         try:
             recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._reject())
         except BuildError as error:
-            if batch_dims is not None or len(set(batch_sizes)) > 1:
+            if batch_dims is not None or len(set(batch_sizes)) > 1 or isinstance(error, InductorError):
                 raise
             guessed = ", ".join(f"dimension {t.batch_dim} of {t.name}" for t in arguments if t.batch_dim is not None)
             raise BuildError(
@@ -232,8 +232,9 @@ class XPUGraphBackend(Backend):
         return sum(self._eager_calls.values())
 
     def facts(self) -> dict[str, Any]:
-        """Recorded and dropped sizes, seconds of recording, bytes of the pool."""
+        """Recorded and dropped sizes, seconds of recording, bytes of the pool, compilations by Inductor."""
         return {
+            "inductor_compiles": self.inductor_compiles,
             "recorded_batch_sizes": self.recorded_batch_sizes,
             "dropped_batch_sizes": {str(size): reason for size, reason in self.dropped_batch_sizes.items()},
             "record_seconds": self.record_seconds,
@@ -258,8 +259,18 @@ class XPUGraphBackend(Backend):
 
     @property
     def record_seconds(self) -> float:
-        """Time spent warming up and capturing, the check left out."""
+        """Time spent warming up and capturing, compilation and check left out."""
         return self._active("record_seconds").record_seconds
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time Inductor took; 0 without it."""
+        return self._active("compile_seconds").compile_seconds
+
+    @property
+    def inductor_compiles(self) -> int:
+        """Compilations that all recorded sizes took, by torch's own counter; 0 without Inductor."""
+        return self._recording.inductor_compiles if self._recording else 0
 
     def nodes(self) -> dict[int, int]:
         """Number of nodes of every graph."""
@@ -301,6 +312,8 @@ class XPUGraphBackend(Backend):
                 f"  pool: {pool['reserved']:,} bytes reserved, {pool['inputs']:,} bytes of padded input",
                 f"  calls: {counters['graph_calls']} by graphs, {counters['eager_calls']} by eager",
             ]
+            if self.config.compile_with_inductor:
+                lines.append(f"  inductor: {self.inductor_compiles} compilations, {self.compile_seconds:.1f} s")
             lines += [f"    eager {count}x: {reason}" for reason, count in self._eager_calls.items()]
             lines += [f"  dropped {size}: {why}" for size, why in sorted(self.dropped_batch_sizes.items())]
         return "\n".join(lines)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from .base import Backend
 from .eager import TorchEagerBackend
 from .graph import XPUGraphBackend, XPUGraphBackendConfig
+from .inductor import TorchInductorBackend
 
 
 def named_backends(max_recorded_batch_size: int = 256) -> dict[str, Callable[[], Backend]]:
@@ -17,7 +19,13 @@ def named_backends(max_recorded_batch_size: int = 256) -> dict[str, Callable[[],
         max_recorded_batch_size: Of the backends that record graphs.
     """
 
-    def graph() -> Backend:
-        return XPUGraphBackend(XPUGraphBackendConfig(max_recorded_batch_size=max_recorded_batch_size))
+    def graph(compile_with_inductor: bool) -> Backend:
+        config = XPUGraphBackendConfig(compile_with_inductor, max_recorded_batch_size)
+        return XPUGraphBackend(config)
 
-    return {"eager": TorchEagerBackend, "graph": graph}
+    return {
+        "eager": TorchEagerBackend,
+        "inductor": TorchInductorBackend,
+        "graph": partial(graph, False),
+        "graph+inductor": partial(graph, True),
+    }

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: MIT
+"""TorchInductorBackend: the module compiled by Torch Inductor, launched kernel by kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .. import inductor_hooks
+from ..batching import BatchDims, fresh_inputs, tensor_arguments
+from ..call import as_call, check_same_structure, rebuild_call, take_apart
+from ..compiling import InductorCompiler, InductorError, fresh_entry, mark_batch
+from ..errors import ConfigError
+from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
+from .base import Backend, BackendState
+
+_SEED = 20260402
+_MODES = (None, "default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
+_AUTOCAST = ("bfloat16", "float16")
+_MOST_REASONS = 32
+
+
+@dataclasses.dataclass
+class TorchInductorBackendConfig:
+    """How a module is compiled; the fields are those of ``torch.compile``.
+
+    Attributes:
+        fullgraph: True: a graph break is a BuildError. False: it is named in ``describe()`` and ``counters()``.
+        dynamic: None: the batch dimension is variable and everything else fixed. True: every dimension is variable.
+            False: every batch size is compiled on its own; past Dynamo's recompile limit calls are eager, and counted.
+        mode: Of Inductor: "default", "max-autotune-no-cudagraphs", and on cuda also "max-autotune" and
+            "reduce-overhead", which record graphs of their own there and do nothing elsewhere.
+        options: Of Inductor, instead of a mode.
+        autocast: "bfloat16" or "float16": the module runs under torch.autocast with it. Not on the sycl device, where
+            autocast does not cast.
+    """
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    mode: str | None = None
+    options: dict[str, Any] | None = None
+    autocast: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that is out of range; names the field."""
+        if isinstance(self.autocast, torch.dtype):
+            self.autocast = str(self.autocast).removeprefix("torch.")
+        if not isinstance(self.fullgraph, bool):
+            raise ConfigError(f"fullgraph={self.fullgraph!r}; accepted are True and False")
+        if self.dynamic is not None and not isinstance(self.dynamic, bool):
+            raise ConfigError(f"dynamic={self.dynamic!r}; accepted are None, True and False")
+        if self.mode not in _MODES:
+            raise ConfigError(f"mode={self.mode!r}; accepted are {', '.join(map(repr, _MODES))}")
+        if self.options is not None and not isinstance(self.options, dict):
+            raise ConfigError(f"options={self.options!r}; a dict of Inductor's options is needed")
+        if self.options is not None and self.mode is not None:
+            raise ConfigError(f"mode={self.mode!r} and options={self.options!r}; only one of the two can be given")
+        if self.autocast is not None and self.autocast not in _AUTOCAST:
+            raise ConfigError(f"autocast={self.autocast!r}; accepted are None, {', '.join(map(repr, _AUTOCAST))}")
+
+    def check_device(self, device: torch.device) -> None:
+        """Raises ConfigError for what would silently do nothing on `device`."""
+        if device.type != "cuda" and self.mode in ("reduce-overhead", "max-autotune"):
+            raise ConfigError(
+                f"mode={self.mode!r}: torch.compile records graphs on cuda only and silently does not on "
+                f"{device.type}. Use XPUGraphBackendConfig(compile_with_inductor=True), or "
+                "mode='max-autotune-no-cudagraphs'"
+            )
+        if device.type == "sycl" and self.autocast is not None:
+            raise ConfigError(f"autocast={self.autocast!r}: autocast does not cast on the sycl device")
+
+
+class TorchInductorBackend(Backend):
+    """Runs the module through ``torch.compile`` under ``torch.no_grad()``.
+
+    ``build`` compiles for batch size 1 and for any other, so that calls like the samples compile nothing. A call with
+    other dtypes or shapes compiles when it comes, as with ``torch.compile``; past Dynamo's recompile limit it is served
+    by eager. Both are counted.
+    """
+
+    def __init__(self, config: TorchInductorBackendConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or TorchInductorBackendConfig()
+        self._module: torch.nn.Module | None = None
+        self._recipe: Recipe | None = None
+        self._run: Callable[..., Any] | None = None
+        self._compiler = InductorCompiler({})
+        self._breaks: list[str] = []
+        self._uncompiled: dict[int, str] = {}
+        self._eager_calls: Counter[str] = Counter()
+        self.compile_seconds = 0.0
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def _build(self, module: torch.nn.Module, samples: Sequence[Any], **options: Any) -> None:
+        batch_dims: BatchDims | None = options.pop("batch_dims", None)
+        if options:
+            raise ConfigError(f"build: unknown option {next(iter(options))!r}; accepted is batch_dims")
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError(f"module: a torch.nn.Module is needed, not a {type(module).__name__}")
+        if isinstance(samples, (torch.Tensor, dict)) or not isinstance(samples, Sequence) or not len(samples):
+            raise ConfigError("samples: a list with at least one sample is needed, such as samples=[x]")
+        calls = [take_apart(module, *as_call(sample)) for sample in samples]
+        check_same_structure(calls)
+        arguments, batch_sizes = tensor_arguments(calls, batch_dims)
+        largest = max(range(len(calls)), key=batch_sizes.__getitem__)
+        device = calls[largest].leaves.tensors[0].device
+        sizes = sorted(set(batch_sizes) if self.config.dynamic is False else {batch_sizes[largest], 1})
+        recipe = Recipe(calls[largest].arguments, arguments, sizes, device)
+        self._compile(module, recipe, calls[largest].leaves.tensors)
+        self._module, self._recipe = module, recipe
+
+    def _compile(self, module: torch.nn.Module, recipe: Recipe, samples: Sequence[torch.Tensor] | None) -> None:
+        config, device = self.config, recipe.device
+        config.check_device(device)
+        inductor_hooks.register(device.type)
+        if inductor_hooks.is_disabled():
+            raise InductorError("torch.compile is disabled in this process (TORCHDYNAMO_DISABLE or its config)")
+        chosen = inductor_hooks.mode_options(config.mode, config.dynamic) if config.mode else dict(config.options or {})
+        self._compiler = InductorCompiler(inductor_hooks.compile_options(device.type) | chosen)
+        run = torch.compile(
+            fresh_entry(module), backend=self._compiler, fullgraph=config.fullgraph, dynamic=config.dynamic
+        )
+        self._uncompiled = {}
+        start, before = time.perf_counter(), len(inductor_hooks.graph_breaks())
+        with torch.inference_mode(False), torch.no_grad():
+            self._run_all(run, recipe, samples)
+        self.compile_seconds = time.perf_counter() - start
+        self._breaks = inductor_hooks.graph_breaks()[before:]
+        self._run = run
+
+    def _run_all(self, run: Callable[..., Any], recipe: Recipe, samples: Sequence[torch.Tensor] | None) -> None:
+        generator = torch.Generator().manual_seed(_SEED)
+        for size in recipe.batch_sizes[::-1]:
+            inputs = fresh_inputs(recipe.tensors, samples, size, recipe.device, generator)
+            if self.config.dynamic is None:
+                mark_batch(inputs, recipe.tensors)
+            args, kwargs = rebuild_call(recipe.arguments, inputs)
+            self._compiler.start()
+            try:
+                with self._autocast(recipe.device), inductor_hooks.compiling():
+                    run(*args, **kwargs)
+            except Exception as error:
+                if size == recipe.batch_sizes[-1] or not inductor_hooks.is_of_compiler(error):
+                    raise InductorError(f"at batch size {size}: {inductor_hooks.short_reason(error)}") from error
+                self._uncompiled[size] = inductor_hooks.short_reason(error)
+                continue
+            if not self._compiler.ran():
+                raise InductorError(f"at batch size {size}: torch.compile ran the forward without compiling any of it")
+
+    def _activate(self) -> None:
+        assert self._module is not None and self._recipe is not None
+        self._compile(self._module, self._recipe, None)
+
+    def _deactivate(self) -> None:
+        self._run = None
+        self._compiler = InductorCompiler({})
+
+    def _deploy(self, device: torch.device | None) -> None:
+        assert self._recipe is not None
+        if device is not None and device.type != self._recipe.device.type:
+            raise ConfigError(f"device={device}; the module and its recipe are on {self._recipe.device}")
+        if self._run is None:
+            self._activate()
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        """Serves one call.
+
+        Raises:
+            StateError: Not built or not active.
+        """
+        run = self._run
+        if run is None or self._recipe is None:
+            self._need("infer", BackendState.ACTIVE, BackendState.DEPLOYED)
+        assert run is not None and self._recipe is not None
+        args, kwargs = _without_marks(args, kwargs)
+        self._compiler.start()
+        with torch.no_grad(), self._autocast(self._recipe.device):
+            try:
+                result = run(*args, **kwargs)
+            except Exception as error:
+                if not inductor_hooks.is_of_compiler(error):
+                    raise
+                return self._serve_uncompiled(error, args, kwargs)
+        if not self._compiler.ran():
+            self._note("nothing that was compiled ran: Dynamo's recompile limit, or torch.compile is disabled")
+        return result
+
+    __call__ = infer
+
+    def _infer(self, *args: Any, **kwargs: Any) -> Any:
+        return self.infer(*args, **kwargs)
+
+    def _serve_uncompiled(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that could not be compiled is served by eager, and counted."""
+        self._note(f"it could not be compiled: {inductor_hooks.short_reason(error)}")
+        assert self._module is not None
+        return self._module(*args, **kwargs)
+
+    def _note(self, reason: str) -> None:
+        known = reason in self._eager_calls or len(self._eager_calls) < _MOST_REASONS
+        self._eager_calls[reason if known else "other reasons"] += 1
+
+    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        if self.config.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=getattr(torch, self.config.autocast))
+
+    # ---- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and routes."""
+        return "inductor"
+
+    def eager_calls(self) -> int:
+        """How many calls were served without anything compiled."""
+        return sum(self._eager_calls.values())
+
+    @property
+    def inductor_compiles(self) -> int:
+        """Graphs compiled since ``build`` or ``activate``, those of served calls included."""
+        return self._compiler.graphs
+
+    @property
+    def graph_breaks(self) -> list[str]:
+        """Why the forward is more than one graph; empty when it is one."""
+        return list(self._breaks)
+
+    def counters(self) -> dict[str, Any]:
+        """eager_calls that nothing compiled served, with eager_reasons; inductor_compiles; graph_breaks."""
+        return {
+            "eager_calls": self.eager_calls(),
+            "eager_reasons": dict(self._eager_calls),
+            "inductor_compiles": self.inductor_compiles,
+            "graph_breaks": self.graph_breaks,
+        }
+
+    def describe(self) -> str:
+        """State, compilations, and what is not compiled."""
+        defaults = TorchInductorBackendConfig()
+        changed = [f"{k}={v!r}" for k, v in vars(self.config).items() if v != getattr(defaults, k)]
+        lines = [f"TorchInductorBackend({', '.join(changed)}) ({self.state.value})"]
+        if self._run is not None and self._recipe is not None:
+            lines.append(f"  device: {self._recipe.device}")
+            lines.append(f"  inductor: {self.inductor_compiles} compilations, {self.compile_seconds:.1f} s at build")
+            lines += [f"  graph break: {reason}" for reason in self._breaks]
+            lines += [f"  not compiled for batch size {size}: {why}" for size, why in self._uncompiled.items()]
+            lines += [f"  eager {count}x: {reason}" for reason, count in self._eager_calls.items()]
+        return "\n".join(lines)
+
+    def _config_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self.config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Configuration and recipe as plain JSON values; no weights.
+
+        Raises:
+            StateError: Not built yet.
+            ConfigError: The call holds something that has no JSON form; names the argument.
+        """
+        if self._recipe is None:
+            self._need("to_dict", BackendState.ACTIVE)
+        assert self._recipe is not None
+        return {
+            "backend": "TorchInductorBackend",
+            "config": self._config_dict(),
+            "recipe": recipe_to_dict(self._recipe),
+        }
+
+    @classmethod
+    def from_dict(cls, module: torch.nn.Module, state: dict[str, Any]) -> TorchInductorBackend:
+        """The backend that was saved, for `module`; ``deploy()`` compiles it.
+
+        Raises:
+            ConfigError: `state` is not what ``to_dict`` makes.
+        """
+        try:
+            backend = cls(TorchInductorBackendConfig(**state["config"]))
+            backend._recipe = recipe_from_dict(state["recipe"])
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"state: not what TorchInductorBackend.to_dict() makes ({error!r})") from error
+        backend._recipe.device = next((t.device for t in module.parameters()), backend._recipe.device)
+        backend._module = module
+        backend._state = BackendState.CHECKPOINT_LOADED
+        return backend
+
+
+def _without_marks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call without the caller's marks of dynamic and static dimensions, for which Dynamo would compile once more.
+
+    On a dimension that the forward fixes, such a mark would even be an error.
+    """
+    plain = not kwargs and all(type(value) is torch.Tensor for value in args)
+    if not any(map(inductor_hooks.is_marked, args if plain else pytree.tree_leaves((args, kwargs)))):
+        return args, kwargs
+
+    def unmarked(value: Any) -> Any:
+        return value.detach() if inductor_hooks.is_marked(value) else value
+
+    args, kwargs = pytree.tree_map(unmarked, (args, kwargs))
+    return args, kwargs
