@@ -56,6 +56,8 @@ def check_target(path: Path, folder: bool) -> None:
             raise CheckpointError(f"{path} is a folder; give folder=True to save into it, or another path")
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path} is no plain file; it is left as it is")
+        if path.exists() and not _begins_as_ours(path):
+            raise CheckpointError(f"{path} is a file that is no checkpoint; it is left as it is")
         return
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; a folder cannot take its place")
@@ -66,6 +68,13 @@ def check_target(path: Path, folder: bool) -> None:
         )
     if names and (missing := set(MEMBERS) - names):
         raise CheckpointError(f"{path} is no checkpoint's folder: it lacks {min(missing)}; it is left as it is")
+
+
+def _begins_as_ours(path: Path) -> bool:
+    """Whether a file is empty or begins as `write_zip` begins one, damaged later on or not."""
+    with open(path, "rb") as file:
+        head = file.read(30 + len(MANIFEST))
+    return not head or (head.startswith(b"PK\3\4") and head.endswith(MANIFEST.encode("ascii")))
 
 
 def write_zip(path: Path, members: Mapping[str, bytes]) -> None:

@@ -196,7 +196,7 @@ def inspect_checkpoint(path: str | Path) -> CheckpointInfo:
     try:
         manifest = parse(text)
         read(weights)
-        module = manifest["module"]
+        module, report = manifest["module"], TuningReport.from_dict(manifest["report"])
         info = CheckpointInfo(
             path=Path(path),
             device=manifest["device"],
@@ -207,9 +207,9 @@ def inspect_checkpoint(path: str | Path) -> CheckpointInfo:
             recorded_batch_sizes={
                 label: [int(size) for size in backend["recipe"]["batch_sizes"]]
                 for label, backend in manifest["router"]["backends"].items()
-                if "recipe" in backend
+                if "max_recorded_batch_size" in backend.get("config", {})  # it records
             },
-            report=TuningReport.from_dict(manifest["report"]),
+            report=report,
         )
         str(info)
     except CheckpointError as error:

@@ -70,7 +70,7 @@ def tuned_by_hand(module, samples, routes=ROUTES, more=None, **options):
     for backend in backends.values():
         backend.build(module, samples, **(options if isinstance(backend, xg.XPUGraphBackend) else {}))
     used = {route.backend: backends[route.backend] for route in routes}
-    router = xg.BatchSizeRouterBackend.of_active(routes, used, backends["graph"]._recipe)
+    router = xg.BatchSizeRouterBackend.of_active(routes, used, backends["graph"]._recipe, module)
     return tuning.TunedModule(module, router, report_of(routes))
 
 

@@ -203,7 +203,9 @@ def test_report_that_cannot_be_printed_is_no_reason_for_a_traceback(craft, membe
     manifest["report"]["device"] = "\x1b[2J\x07 \ud800 [/red]"
     text = str(xg.inspect_checkpoint(craft(manifest)))
     assert "\x1b" not in text and "\x07" not in text and text.encode()
-    for key, value in (("batch_sizes", [99]), ("routes", []), ("backends", [])):
+    odd = replaced(manifest, ("report", "batch_sizes"), [99])
+    assert "99" in str(xg.inspect_checkpoint(craft(odd)))
+    for key, value in (("routes", []), ("backends", [])):
         odd = replaced(manifest, ("report", key), value)
         with pytest.raises(xg.CheckpointError, match="the manifest is not what"):
             xg.inspect_checkpoint(craft(odd))

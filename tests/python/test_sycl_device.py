@@ -718,3 +718,22 @@ def test_repeated_eager_work_takes_no_further_memory(device, module):
             module(x)
         torch.sycl.synchronize()
     assert torch.sycl.memory_reserved() == before
+
+
+def test_threads_may_seed_at_once(device):
+    """torch holds a generator's mutex while it seeds: who waits there must not have given the GIL up."""
+
+    def work():
+        for seed in range(2000):
+            torch.manual_seed(seed)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    torch.manual_seed(7)
+    first = torch.rand(4, device=device).cpu()
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(4, device=device).cpu(), first) and torch.sycl.initial_seed() == 7

@@ -30,6 +30,8 @@ class Eager(xg.TorchEagerBackend):
 
 
 def strategy(backends=None, **options):
+    """Over eager and graphs unless others are given: Inductor takes seconds to compile, and has a test of its own."""
+    backends = [xg.TorchEagerBackend(), xg.XPUGraphBackend()] if backends is None else backends
     return xg.HighestThroughputStrategy(backends, FAST, **options)
 
 

@@ -351,6 +351,35 @@ def test_no_call_gets_the_tensors_of_the_call_before(model):
     assert all(a != b for a, b in zip(seen, seen[1:], strict=False))
 
 
+# ---- the same rules in every range
+
+
+@pytest.fixture
+def two_ranges(model, device):
+    """1…4 by the graph, 5 and above by eager."""
+    backends = {"graph": xg.XPUGraphBackend(), "eager": xg.TorchEagerBackend()}
+    routes = [xg.Route(1, 4, "graph"), xg.Route(5, None, "eager")]
+    return xg.BatchSizeRouterBackend(routes, backends).build(model, [torch.randn(8, 16, device=device)])
+
+
+@pytest.mark.parametrize("rows", [2, 6])
+def test_gradients_bad_input_and_training_mode(two_ranges, model, device, rows):
+    infer = two_ranges.infer
+    with torch.enable_grad():
+        assert infer(torch.randn(rows, 16, device=device).requires_grad_()).requires_grad
+        assert not infer(torch.randn(rows, 16, device=device)).requires_grad
+    with torch.no_grad():
+        assert not infer(torch.randn(rows, 16, device=device).requires_grad_()).requires_grad
+    for bad in ((torch.randn(rows, 17, device=device),), (torch.randn(rows, 16),), (), ([[1.0] * 16] * rows,)):
+        with pytest.raises(xg.InputError):
+            infer(*bad)
+    model.train()
+    with pytest.raises(xg.StateError, match="train"):
+        infer(torch.randn(rows, 16, device=device))
+    model.eval()
+    assert infer(torch.randn(rows, 16, device=device)).shape == (rows, 16)
+
+
 # ---- the process
 
 

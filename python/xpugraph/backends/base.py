@@ -11,8 +11,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import ConfigError, StateError
+
+
+def wants_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether gradients are on and an argument requires one: what a backend without gradients must leave to eager."""
+    if not torch.is_grad_enabled():
+        return False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif value is not None and not isinstance(value, (bool, int, float, str)):
+            if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(value)):
+                return True
+    return False
 
 
 class BackendState(enum.Enum):

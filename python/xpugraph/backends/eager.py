@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""TorchEagerBackend: the module as it is, without gradients."""
+"""TorchEagerBackend: the module as it is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
-from .base import Backend, BackendState
+from .base import Backend, BackendState, wants_gradients
 
 
 class TorchEagerBackend(Backend):
-    """Runs the module operator by operator under ``torch.no_grad()``: the baseline of every comparison."""
+    """Runs the module operator by operator: the baseline of every comparison.
+
+    Results have gradients only where gradients are on and an argument requires one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,5 +46,5 @@ class TorchEagerBackend(Backend):
         self._module = module
 
     def _infer(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
+        with torch.set_grad_enabled(wants_gradients(args, kwargs)):
             return self._module(*args, **kwargs)  # type: ignore[misc]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import _native
 from ..batching import BatchDims, tensor_arguments
@@ -20,7 +19,7 @@ from ..errors import BuildError, ConfigError, InputError, XPUGraphError
 from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
 from ..recording import Recording
 from ..watch import check_module
-from .base import Backend, BackendState
+from .base import Backend, BackendState, wants_gradients
 
 _DEVICES = ("xpu", "cuda", "sycl")
 _MOST_REASONS = 32
@@ -205,8 +204,7 @@ class XPUGraphBackend(Backend):
             raise InputError(f"{reason} (strict=True: calls that were not recorded are refused)")
         assert self._module is not None
         try:
-            wanted = any(t.requires_grad for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-            with torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
+            with torch.set_grad_enabled(wants_gradients(args, kwargs)):
                 result = self._module(*args, **kwargs)
         except (XPUGraphError, torch.OutOfMemoryError):
             raise

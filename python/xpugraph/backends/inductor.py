@@ -19,7 +19,7 @@ from ..call import as_call, check_same_structure, rebuild_call, take_apart
 from ..compiling import InductorCompiler, InductorError, fresh_entry, mark_batch
 from ..errors import ConfigError
 from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
-from .base import Backend, BackendState
+from .base import Backend, BackendState, wants_gradients
 
 _SEED = 20260402
 _MODES = (None, "default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
@@ -78,7 +78,7 @@ class TorchInductorBackendConfig:
 
 
 class TorchInductorBackend(Backend):
-    """Runs the module through ``torch.compile`` under ``torch.no_grad()``.
+    """Runs the module through ``torch.compile``, without gradients; a call that needs one is eager's, and counted.
 
     ``build`` compiles for batch size 1 and for any other, so that calls like the samples compile nothing. A call with
     other dtypes or shapes compiles when it comes, as with ``torch.compile``; past Dynamo's recompile limit it is served
@@ -91,7 +91,7 @@ class TorchInductorBackend(Backend):
         self._module: torch.nn.Module | None = None
         self._recipe: Recipe | None = None
         self._run: Callable[..., Any] | None = None
-        self._compiler = InductorCompiler({})
+        self._compiler: InductorCompiler | None = None  # not before it is built: strategies copy backends
         self._breaks: list[str] = []
         self._uncompiled: dict[int, str] = {}
         self._eager_calls: Counter[str] = Counter()
@@ -124,26 +124,30 @@ class TorchInductorBackend(Backend):
         if inductor_hooks.is_disabled():
             raise InductorError("torch.compile is disabled in this process (TORCHDYNAMO_DISABLE or its config)")
         chosen = inductor_hooks.mode_options(config.mode, config.dynamic) if config.mode else dict(config.options or {})
-        self._compiler = InductorCompiler(inductor_hooks.compile_options(device.type) | chosen)
-        run = torch.compile(
-            fresh_entry(module), backend=self._compiler, fullgraph=config.fullgraph, dynamic=config.dynamic
-        )
+        compiler = InductorCompiler(inductor_hooks.compile_options(device.type) | chosen)
+        run = torch.compile(fresh_entry(module), backend=compiler, fullgraph=config.fullgraph, dynamic=config.dynamic)
         self._uncompiled = {}
         start, before = time.perf_counter(), len(inductor_hooks.graph_breaks())
         with torch.inference_mode(False), torch.no_grad():
-            self._run_all(run, recipe, samples)
+            self._run_all(run, compiler, recipe, samples)
         self.compile_seconds = time.perf_counter() - start
         self._breaks = inductor_hooks.graph_breaks()[before:]
-        self._run = run
+        self._run, self._compiler = run, compiler
 
-    def _run_all(self, run: Callable[..., Any], recipe: Recipe, samples: Sequence[torch.Tensor] | None) -> None:
+    def _run_all(
+        self,
+        run: Callable[..., Any],
+        compiler: InductorCompiler,
+        recipe: Recipe,
+        samples: Sequence[torch.Tensor] | None,
+    ) -> None:
         generator = torch.Generator().manual_seed(_SEED)
         for size in recipe.batch_sizes[::-1]:
             inputs = fresh_inputs(recipe.tensors, samples, size, recipe.device, generator)
             if self.config.dynamic is None:
                 mark_batch(inputs, recipe.tensors)
             args, kwargs = rebuild_call(recipe.arguments, inputs)
-            self._compiler.start()
+            compiler.start()
             try:
                 with self._autocast(recipe.device), inductor_hooks.compiling():
                     run(*args, **kwargs)
@@ -152,7 +156,7 @@ class TorchInductorBackend(Backend):
                     raise InductorError(f"at batch size {size}: {inductor_hooks.short_reason(error)}") from error
                 self._uncompiled[size] = inductor_hooks.short_reason(error)
                 continue
-            if not self._compiler.ran():
+            if not compiler.ran():
                 raise InductorError(f"at batch size {size}: torch.compile ran the forward without compiling any of it")
 
     def _activate(self) -> None:
@@ -160,8 +164,7 @@ class TorchInductorBackend(Backend):
         self._compile(self._module, self._recipe, None)
 
     def _deactivate(self) -> None:
-        self._run = None
-        self._compiler = InductorCompiler({})
+        self._run, self._compiler = None, None
 
     def _deploy(self, device: torch.device | None) -> None:
         assert self._recipe is not None
@@ -178,12 +181,16 @@ class TorchInductorBackend(Backend):
         Raises:
             StateError: Not built or not active.
         """
-        run = self._run
-        if run is None or self._recipe is None:
+        run, compiler = self._run, self._compiler
+        if run is None:
             self._need("infer", BackendState.ACTIVE, BackendState.DEPLOYED)
-        assert run is not None and self._recipe is not None
+        assert run is not None and compiler is not None and self._recipe is not None
+        if wants_gradients(args, kwargs):
+            self._note("an argument requires a gradient")
+            with self._autocast(self._recipe.device):
+                return self._module(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = _without_marks(args, kwargs)
-        self._compiler.start()
+        compiler.start()
         with torch.no_grad(), self._autocast(self._recipe.device):
             try:
                 result = run(*args, **kwargs)
@@ -191,7 +198,7 @@ class TorchInductorBackend(Backend):
                 if not inductor_hooks.is_of_compiler(error):
                     raise
                 return self._serve_uncompiled(error, args, kwargs)
-        if not self._compiler.ran():
+        if not compiler.ran():
             self._note("nothing that was compiled ran: Dynamo's recompile limit, or torch.compile is disabled")
         return result
 
@@ -226,10 +233,14 @@ class TorchInductorBackend(Backend):
         """How many calls were served without anything compiled."""
         return sum(self._eager_calls.values())
 
+    def facts(self) -> dict[str, Any]:
+        """Compilations, and why the forward is more than one graph."""
+        return {"inductor_compiles": self.inductor_compiles, "graph_breaks": self.graph_breaks}
+
     @property
     def inductor_compiles(self) -> int:
         """Graphs compiled since ``build`` or ``activate``, those of served calls included."""
-        return self._compiler.graphs
+        return self._compiler.graphs if self._compiler else 0
 
     @property
     def graph_breaks(self) -> list[str]:
@@ -272,7 +283,7 @@ class TorchInductorBackend(Backend):
             self._need("to_dict", BackendState.ACTIVE)
         assert self._recipe is not None
         return {
-            "backend": "TorchInductorBackend",
+            "backend": type(self).__name__,
             "config": self._config_dict(),
             "recipe": recipe_to_dict(self._recipe),
         }

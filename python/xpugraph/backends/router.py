@@ -12,7 +12,7 @@ import torch
 
 from ..batching import tensor_arguments
 from ..call import as_call, check_same_structure, take_apart
-from ..errors import ConfigError
+from ..errors import ConfigError, InputError, StateError, XPUGraphError
 from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
 from ..routing import Route, check_routes
 from ..structure import Spec, flatten_node
@@ -43,16 +43,18 @@ class BatchSizeRouterBackend(Backend):
             raise ConfigError(f"backends: no route leads to {unused[0]!r}")
         self.routes = list(routes)
         self.backends = dict(backends)
+        self._module: torch.nn.Module | None = None
         self._recipe: Recipe | None = None
         self._read: Callable[[tuple[Any, ...], dict[str, Any]], int] = _unreadable
         self._table: tuple[Callable[..., Any], ...] = ()
 
     @classmethod
     def of_active(
-        cls, routes: Sequence[Route], backends: Mapping[str, Backend], recipe: Recipe
+        cls, routes: Sequence[Route], backends: Mapping[str, Backend], recipe: Recipe, module: torch.nn.Module
     ) -> BatchSizeRouterBackend:
-        """A router over backends that were built already, for calls like `recipe`."""
+        """A router over backends of `module` that were built already, for calls like `recipe`."""
         router = cls(routes, backends)
+        router._module = module
         router._recipe = recipe
         router._state = BackendState.ACTIVE
         router._open()
@@ -66,7 +68,7 @@ class BatchSizeRouterBackend(Backend):
         tensors, sizes = tensor_arguments(calls, options.get("batch_dims"))
         fresh = {label: copy.deepcopy(backend) for label, backend in self.backends.items()}
         _start_all(fresh.values(), lambda backend: backend.build(module, samples, **options))
-        self.backends = fresh
+        self.backends, self._module = fresh, module
         device = calls[0].leaves.tensors[0].device
         self._recipe = Recipe(calls[0].arguments, tensors, sorted(set(sizes)), device)
         self._open()
@@ -106,8 +108,8 @@ class BatchSizeRouterBackend(Backend):
         """Serves one call by the backend that its batch size is routed to.
 
         Raises:
-            StateError: Not built or not active.
-            InputError: As the routed backend.
+            StateError: Not built or not active, or the module is in training mode.
+            InputError: The backend or the module refuses the call, whichever range it is in.
         """
         table = self._table
         try:
@@ -116,7 +118,14 @@ class BatchSizeRouterBackend(Backend):
             size = -1
         if not table:
             self._need("infer", BackendState.ACTIVE, BackendState.DEPLOYED)
-        return table[size if size < len(table) else -1](*args, **kwargs)
+        if self._module.training:  # type: ignore[union-attr]
+            raise StateError("the module was put into training mode; call eval() first")
+        try:
+            return table[size if size < len(table) else -1](*args, **kwargs)
+        except (XPUGraphError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise InputError(f"the module refuses the call: {error}") from error
 
     __call__ = infer
 
@@ -188,7 +197,7 @@ class BatchSizeRouterBackend(Backend):
                 raise
             raise ConfigError(f"state: not what BatchSizeRouterBackend.to_dict() makes ({error!r})") from error
         router = cls(routes, backends)
-        router._recipe = recipe
+        router._module, router._recipe = module, recipe
         router._state = BackendState.CHECKPOINT_LOADED
         return router
 

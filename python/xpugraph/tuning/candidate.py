@@ -163,7 +163,7 @@ def _kept_log(lines: list[str]) -> Iterator[None]:
                 self.handleError(record)
 
     thread = threading.get_ident()
-    handler, loggers = Keep(), [logging.getLogger(name) for name in ("torch", "xpugraph")]
+    handler, loggers = Keep(logging.INFO), [logging.getLogger(name) for name in ("torch", "xpugraph")]
     for one in loggers:
         one.addHandler(handler)
     try:

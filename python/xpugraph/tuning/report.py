@@ -90,8 +90,9 @@ class TuningReport:
         return max(measured, key=lambda m: m.throughput, default=None)
 
     def _routed(self, batch_size: int) -> Measurement | None:
-        label = next(route.backend for route in self.routes if batch_size in route)
-        return next(b.measurements.get(batch_size) for b in self.backends if b.label == label)
+        (label,) = (route.backend for route in self.routes if batch_size in route)
+        (backend,) = (backend for backend in self.backends if backend.label == label)
+        return backend.measurements.get(batch_size)
 
     # ---- as data ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class TuningReport:
     def __rich__(self) -> RenderableType:
         """For ``rich.print`` and consoles."""
         head = Text(f"{self.device}   {self.strategy}, tuned in {self.seconds:.1f} s", style="bold")
-        title = Text("latency in ms by batch size; the routed one is bold", style="dim")
+        title = Text("latency in ms by batch size; * is what serves", style="dim")
         return Group(head, title, self._table(), *(Text(line, style=style) for line, style in self._notes()))
 
     def _table(self) -> Table:
@@ -164,7 +165,8 @@ class TuningReport:
         if measurement is None:
             return Text("–" if backend.status != "failed" else "failed", style="dim")
         routed = any(size in route and route.backend == backend.label for route in self.routes)
-        return Text(digits(measurement.latency_ms), style="bold green" if routed else "")
+        mark = "*" if routed else ""
+        return Text(digits(measurement.latency_ms) + mark, style="bold green" if routed else "")
 
     def _notes(self) -> list[tuple[str, str]]:
         notes = [(f"  {route}", "green") for route in self.routes]
@@ -201,5 +203,5 @@ def _backend_notes(backend: BackendReport) -> list[tuple[str, str]]:
         notes.append((f"  {backend.label} passed batch sizes {sizes} on to eager", "yellow"))
     unstable = [str(m.batch_size) for m in backend.measurements.values() if not m.stable]
     if unstable:
-        notes.append((f"  {backend.label}: noisy or few samples at batch sizes {', '.join(unstable)}", "dim"))
+        notes.append((f"  {backend.label}: noisy or few samples at batch sizes {', '.join(unstable)}", "yellow"))
     return notes

@@ -159,7 +159,7 @@ class HighestThroughputStrategy(TuneStrategy):
                 default, routes = self._choose(candidates)
                 if profiler.verify(routes):
                     break
-            return _finish(candidates, workload, sizes, default, routes)
+            return _finish(candidates, module, workload, sizes, default, routes)
         except BaseException:
             for candidate in candidates:
                 candidate.free()
@@ -223,7 +223,12 @@ def _curve(candidate: Candidate) -> LatencyCurve:
 
 
 def _finish(
-    candidates: list[Candidate], workload: Workload, sizes: list[int], default: str, routes: list[Route]
+    candidates: list[Candidate],
+    module: torch.nn.Module,
+    workload: Workload,
+    sizes: list[int],
+    default: str,
+    routes: list[Route],
 ) -> Outcome:
     """Frees the losers and joins the others in a router."""
     before = reserved_bytes(workload.device)
@@ -238,5 +243,5 @@ def _finish(
             candidate.status = NOT_ROUTED
             candidate.free()
     release_cache(workload.device)
-    router = BatchSizeRouterBackend.of_active(routes, backends, workload.recipe)
+    router = BatchSizeRouterBackend.of_active(routes, backends, workload.recipe, module)
     return Outcome(router, candidates, sizes, default, before, reserved_bytes(workload.device))
