@@ -182,15 +182,18 @@ CachingAllocator::Pool& CachingAllocator::routed_pool(Stream stream) {
 /// later, smaller graph makes smaller requests.
 bool CachingAllocator::is_small(const Pool& pool, std::size_t size) { return pool.id == 0 && size <= kSmallRequest; }
 
-/// Best fit: the smallest free block of the stream that holds `size`.
+/// Best fit: the smallest free block of the stream that holds `size`. A large request may have a small segment's.
 CachingAllocator::Block* CachingAllocator::take_free(Pool& pool, Stream stream, std::size_t size) {
-  Block wanted{&pool, stream, nullptr, size, is_small(pool, size)};
-  const auto found = pool.free.lower_bound(&wanted);
-  if (found == pool.free.end() || (*found)->stream != stream || (*found)->small != wanted.small) return nullptr;
-  Block* block = *found;
-  pool.free.erase(found);
-  block->free = false;
-  return block;
+  for (const bool small : {is_small(pool, size), true}) {
+    Block wanted{&pool, stream, nullptr, size, small};
+    const auto found = pool.free.lower_bound(&wanted);
+    if (found == pool.free.end() || (*found)->stream != stream || (*found)->small != small) continue;
+    Block* block = *found;
+    pool.free.erase(found);
+    block->free = false;
+    return block;
+  }
+  return nullptr;
 }
 
 CachingAllocator::Block* CachingAllocator::new_segment(Pool& pool, Stream stream, std::size_t size) {
