@@ -39,7 +39,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -206,6 +208,13 @@ def short_reason(error: BaseException) -> str:
     return text if isinstance(inner, BuildError) else f"{type(inner).__name__}: {text}"
 
 
+def _import_inductor() -> None:
+    """Imports Inductor, which uses what torch itself has deprecated; that is no concern of the caller's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._inductor.compile_fx")
+
+
 @functools.cache
 def register(device: str) -> None:
     """Makes Inductor able to compile for `device`; only sycl needs it.
@@ -214,6 +223,7 @@ def register(device: str) -> None:
         MissingRuntimeError: This torch, or its Inductor, is not one that the hooks were written for.
     """
     version()
+    _import_inductor()
     if device != _DEVICE:
         return
     try:
