@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "runtime/sycl_streams.h"
+#include "torch/sycl_device.h"
 #include "torch/sycl_register.h"
 #include "torch/sycl_tensor.h"
 
@@ -20,16 +21,27 @@ class SyclGenerator final : public c10::GeneratorImpl {
         cpu_(std::move(cpu)),
         seed_(cpu_.current_seed()) {}
 
-  const at::Generator& cpu() const { return cpu_; }
+  /// What work that is submitted now draws from.
+  at::Generator for_work() {
+    const std::lock_guard<std::mutex> lock(own_);
+    recorded_ = recorded_ || is_capturing();
+    return cpu_;
+  }
 
   /// Waits for nothing: torch's callers hold the GIL and mutex_, and who waits gives the GIL up, which another thread
-  /// that wants mutex_ would then keep.
+  /// that wants mutex_ would then keep. Work submitted before keeps the generator it has, on whatever stream it is;
+  /// work submitted later gets another. Graphs keep theirs for good, so one they have is seeded in stream order instead.
   void set_current_seed(std::uint64_t seed) override {
     refuse_if_capturing("seeding the sycl device's random generator");
-    submit_here([cpu = cpu_, seed]() mutable {
-      const std::lock_guard<std::mutex> lock(cpu.mutex());
-      cpu.set_current_seed(seed);
-    });
+    const std::lock_guard<std::mutex> lock(own_);
+    if (recorded_) {
+      submit_here([cpu = cpu_, seed]() mutable {
+        const std::lock_guard<std::mutex> in_use(cpu.mutex());
+        cpu.set_current_seed(seed);
+      });
+    } else {
+      cpu_ = at::detail::createCPUGenerator(seed);
+    }
     seed_ = seed;
   }
   void set_offset(std::uint64_t offset) override { quiet().set_offset(offset); }
@@ -63,8 +75,10 @@ class SyclGenerator final : public c10::GeneratorImpl {
     return cpu_;
   }
 
+  std::mutex own_;  ///< of what is below; mutex_ is not held where work is submitted
   mutable at::Generator cpu_;
   std::uint64_t seed_;
+  bool recorded_ = false;  ///< a graph draws from cpu_
 };
 
 struct SyclHooks final : at::PrivateUse1HooksInterface {
@@ -103,10 +117,10 @@ const at::Generator& default_generator() {
 at::Generator new_generator() { return at::make_generator<SyclGenerator>(at::detail::createCPUGenerator()); }
 
 at::Generator cpu_generator(const at::Generator& generator) {
-  const auto* sycl = dynamic_cast<const SyclGenerator*>(generator.unsafeGetGeneratorImpl());
+  auto* sycl = dynamic_cast<SyclGenerator*>(generator.unsafeGetGeneratorImpl());
   TORCH_CHECK(sycl != nullptr, "Expected a 'sycl' device type for generator but found '", generator.device().type(),
               "'");
-  return sycl->cpu();
+  return sycl->for_work();
 }
 
 void register_hooks() { at::RegisterPrivateUse1HooksInterface(new SyclHooks()); }

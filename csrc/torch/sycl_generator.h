@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /// @file The device's random generator: a CPU generator that only work on the device draws from, in stream order.
 /// Because a recorded operator draws when it is replayed, each replay draws new numbers.
-/// Seeding and reading the state wait for the device first, and are refused in a capture. Threads: any.
+/// Seeding holds for work submitted after it; reading and setting the state wait for the device first. Neither is
+/// possible in a capture. Threads: any.
 #pragma once
 
 #include <ATen/core/Generator.h>

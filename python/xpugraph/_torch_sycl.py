@@ -120,7 +120,7 @@ def empty_cache() -> None:
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the device's default generator, after the work submitted so far."""
+    """Seeds the device's default generator for all work that is submitted from now on."""
     _core().default_generator().manual_seed(int(seed))
 
 

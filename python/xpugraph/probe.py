@@ -34,7 +34,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """Tells storages apart while they live, without the Python object of untypedstorage(), which would hold it."""
+    """Tells storages apart while they live, without the Python object of untyped_storage(), which would hold it."""
     return _native.load().storage_id(tensor) or id(tensor)
 
 

@@ -737,3 +737,16 @@ def test_threads_may_seed_at_once(device):
     first = torch.rand(4, device=device).cpu()
     torch.manual_seed(7)
     assert torch.equal(torch.rand(4, device=device).cpu(), first) and torch.sycl.initial_seed() == 7
+
+
+def test_a_seed_holds_for_what_is_submitted_after_it_on_every_stream(device):
+    """Numbers that are still being drawn, on another stream, neither wait for the seed nor disturb it."""
+    torch.manual_seed(5)
+    first = [torch.rand(64, device=device).cpu() for _ in range(2)]
+    big = torch.rand(2_000_000, device=device)  # keeps the stream busy
+    torch.manual_seed(5)
+    other = torch.Stream(device)
+    with torch.sycl.stream(other):
+        seeded = [torch.rand(64, device=device).cpu() for _ in range(2)]
+    assert all(map(torch.equal, first, seeded))
+    assert not torch.equal(big[:64].cpu(), first[0])

@@ -27,6 +27,8 @@ class BatchSizeRouterBackend(Backend):
     The batch size of a call is read from its first tensor that follows the batch; a call of another structure, of which
     it cannot be read, goes to the backend of the largest sizes, which serves or refuses it by its own rules.
 
+    A deactivation that raises has still given back every backend that could be, and leaves the router inactive.
+
     Threads: as the routed backends; ``infer`` may be called from any thread.
 
     Args:
