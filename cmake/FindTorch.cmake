@@ -1,8 +1,8 @@
 # The headers and libraries of the torch that the building Python imports. torch ships pybind11, and we use that copy, so
-# that one process never holds two versions of pybind11's internals. Sets the target xpugraph_torch_api.
+# that one process never holds two versions of pybind11's internals. Sets the target xpugraph_torch_api and XPUGRAPH_TORCH_CUDA.
 execute_process(
   COMMAND "${Python_EXECUTABLE}" -c
-          "import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, sep='\\n')"
+          "import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, torch.version.cuda, sep='\\n')"
   RESULT_VARIABLE torch_result
   OUTPUT_VARIABLE torch_answer
   ERROR_VARIABLE torch_error
@@ -16,6 +16,7 @@ endif()
 string(REPLACE "\n" ";" torch_answer "${torch_answer}")
 list(GET torch_answer 0 torch_root)
 list(GET torch_answer 1 torch_version)
+list(GET torch_answer 2 XPUGRAPH_TORCH_CUDA) # "13.0", or "None" of a torch without CUDA
 message(STATUS "torch: ${torch_version} in ${torch_root}")
 
 # From 2.14 on torch's headers are C++20; xpugraph's own code stays C++17.

@@ -69,15 +69,11 @@ void bind_core(py::module_& m) {
       .def_static("from_sizes", &BatchGrid::from_sizes, py::arg("sizes"))
       .def_property_readonly("sizes", &BatchGrid::sizes)
       .def_property_readonly("largest", &BatchGrid::largest)
-      .def("ceil", &BatchGrid::ceil, py::arg("batch"))
-      .def(
-          "plan",
-          [](const BatchGrid& grid, std::int64_t batch) {
-            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> chunks;
-            for (const Chunk c : BatchPlan(grid, batch)) chunks.emplace_back(c.size, c.offset, c.rows);
-            return chunks;
-          },
-          py::arg("batch"));
+      .def("ceil", &BatchGrid::ceil, py::arg("batch"));
+  py::class_<Chunk>(m, "Chunk")
+      .def_readonly("size", &Chunk::size)
+      .def_readonly("offset", &Chunk::offset)
+      .def_readonly("rows", &Chunk::rows);
   py::class_<PoolStats>(m, "PoolStats")
       .def_readonly("reserved", &PoolStats::reserved)
       .def_readonly("used", &PoolStats::used)
@@ -111,12 +107,23 @@ void bind_torch(py::module_& m) {
            py::arg("result"), py::arg("outputs"), py::arg("copy_outputs"), py::arg("pool_limit_bytes"),
            py::arg("flatten_node"), py::arg("unflatten_node"), py::arg("reject"))
       .def("__call__", &GraphedCall::operator())
+      .def("trial", &GraphedCall::trial)
       .def("record", &GraphedCall::record, py::arg("size"), py::arg("forward"))
       .def("replay", &GraphedCall::replay, py::arg("size"))
       .def("serve", &GraphedCall::serve, py::arg("watch"))
+      .def("report_seen", &GraphedCall::report_seen, py::arg("times"), py::arg("largest"), py::arg("on_seen"))
       .def(
           "static_inputs", [](GraphedCall& call, std::int64_t size) { return call.module().static_inputs(size); },
-          py::arg("size"))
+          py::arg("size"), ReleaseGil())
+      .def(
+          "set_costs",
+          [](GraphedCall& call, std::map<std::int64_t, double> costs, double min_gain, double exact_gain) {
+            call.module().set_costs(std::move(costs), {min_gain, exact_gain});
+          },
+          py::arg("costs"), py::arg("min_gain"), py::arg("exact_gain"), ReleaseGil())
+      .def(
+          "plan", [](GraphedCall& call, std::int64_t batch_size) { return call.module().plan(batch_size); },
+          py::arg("batch_size"), ReleaseGil())
       .def(
           "drop", [](GraphedCall& call, std::int64_t size) { call.module().drop(size); }, py::arg("size"), ReleaseGil())
       .def(

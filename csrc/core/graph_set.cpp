@@ -77,6 +77,7 @@ void GraphSet::enforce_limit(std::int64_t size, std::size_t reserved, std::size_
 void GraphSet::drop(std::int64_t size) {
   if (recording_) throw StateError("cannot drop " + of_size(size) + " while a recording is in progress");
   at(size);
+  wait_idle();  // not every runtime keeps a graph alive that is destroyed while it runs
   graphs_[static_cast<std::size_t>(size)].reset();
   --count_;
   release_unused_pool();
@@ -132,9 +133,7 @@ void GraphSet::wait_idle() noexcept {
 }
 
 void GraphSet::release_unused_pool() noexcept {
-  if (count_ > 0 || pool_.id() == 0) return;
-  wait_idle();  // replays of graphs that were dropped may be in flight
-  pool_.release();
+  if (count_ == 0) pool_.release();
 }
 
 }  // namespace xpugraph

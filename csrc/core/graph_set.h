@@ -38,7 +38,7 @@ class GraphSet {
   /// @throws StateError when `size` is recorded already.
   /// @throws OutOfMemoryError when the pool grew above its limit; names size, bytes and limit.
   void record(std::int64_t size, const std::function<void()>& body);
-  /// Forgets the graph of `size`. A replay of it may still be in flight. With the last graph the pool goes too.
+  /// Forgets the graph of `size`, after waiting for the last replay. With the last graph the pool goes too.
   /// @throws StateError when `size` is not recorded, or a recording is in progress.
   void drop(std::int64_t size);
   /// Waits for the last replay (errors of the device are not raised here), destroys the graphs, gives the pool back.

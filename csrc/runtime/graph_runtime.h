@@ -44,8 +44,8 @@ struct PoolStats {
   std::size_t peak_used = 0;
 };
 
-/// A recorded, finalised graph. Destroying one while a replay is in flight is safe; the pool it was recorded into
-/// must outlive it.
+/// A recorded, finalised graph. Nobody destroys one while a replay is in flight; the pool it was recorded into must
+/// outlive it.
 class Executable {
  public:
   virtual ~Executable() = default;

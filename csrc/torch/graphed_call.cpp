@@ -26,9 +26,6 @@ GraphedCall::~GraphedCall() {
 
 void GraphedCall::serve(ModuleWatch watch) {
   watch_ = std::move(watch);
-  calls_ = 0;
-  const py::gil_scoped_release release;
-  module_->forget_replays();
 }
 
 bool GraphedCall::same_autocast() const {
@@ -36,22 +33,50 @@ bool GraphedCall::same_autocast() const {
   return now == autocast_ && (!now || at::autocast::get_autocast_dtype(device_type_) == autocast_dtype_);
 }
 
+std::optional<std::string> GraphedCall::match(const py::args& args, const py::kwargs& kwargs,
+                                              CallSignature::Match& match) const {
+  if (auto reason = signature_.match(args.ptr(), kwargs.ptr(), match)) return reason;
+  if (match.batch_size == 0) return "the batch is empty";
+  if (!same_autocast()) return "autocast is not as it was when the graphs were recorded";
+  return std::nullopt;
+}
+
 py::object GraphedCall::operator()(const py::args& args, const py::kwargs& kwargs) {
-  CallSignature::Match match;
-  if (const auto reason = signature_.match(args.ptr(), kwargs.ptr(), match)) return reject_(*reason, args, kwargs);
-  if (match.batch_size == 0) return reject_("the batch is empty", args, kwargs);
-  if (!same_autocast()) return reject_("autocast is not as it was when the graphs were recorded", args, kwargs);
+  CallSignature::Match call;
+  if (const auto reason = match(args, kwargs, call)) return reject_(*reason, args, kwargs);
   // A call that writes to its arguments must know before; for any other the device works meanwhile, and what the graphs
   // read is kept alive, so that a late "no" costs nothing but this result.
   if (module_->writes_inputs()) need_unchanged();
   GraphedModule::Tensors outputs;
   {
     const py::gil_scoped_release release;
-    outputs = module_->run(match.tensors, match.batch_size);
+    outputs = module_->run(call.tensors, call.batch_size);
   }
   if (!module_->writes_inputs()) need_unchanged();
-  ++calls_;
+  count(call.batch_size);
   return build_object(result_, outputs, unflatten_node_);
+}
+
+py::object GraphedCall::trial(const py::args& args, const py::kwargs& kwargs) {
+  CallSignature::Match call;
+  if (const auto reason = match(args, kwargs, call)) throw InputError(*reason);
+  GraphedModule::Tensors outputs;
+  {
+    const py::gil_scoped_release release;
+    outputs = module_->run(call.tensors, call.batch_size, /*counted=*/false);
+  }
+  return build_object(result_, outputs, unflatten_node_);
+}
+
+void GraphedCall::count(std::int64_t batch_size) {
+  ++calls_;
+  if (batch_size < static_cast<std::int64_t>(seen_.size()) && ++seen_[batch_size] == report_at_) on_seen_(batch_size);
+}
+
+void GraphedCall::report_seen(std::int64_t times, std::int64_t largest, py::object on_seen) {
+  seen_.assign(static_cast<std::size_t>(largest) + 1, 0);
+  report_at_ = times;
+  on_seen_ = std::move(on_seen);
 }
 
 void GraphedCall::need_unchanged() {

@@ -30,18 +30,26 @@ class GraphedCall {
   GraphedCall& operator=(const GraphedCall&) = delete;
 
   py::object operator()(const py::args& args, const py::kwargs& kwargs);
+  /// The same for a check or a measurement: counted nowhere, and not handed to `reject`. @throws InputError instead.
+  py::object trial(const py::args& args, const py::kwargs& kwargs);
 
   /// forward(list of static inputs) -> list of tensors, called inside the capture with the GIL held.
   void record(std::int64_t size, const py::function& forward);
   void replay(std::int64_t size);
-  /// From now on calls are a user's: they check `watch`, and are counted from 0.
+  /// From now on calls check `watch`.
   void serve(ModuleWatch watch);
+
+  /// From now on the call that serves a batch size of 1..largest for the `times`-th time tells `on_seen(batch_size)`, after
+  /// its work was submitted; `on_seen` must not raise.
+  void report_seen(std::int64_t times, std::int64_t largest, py::object on_seen);
 
   GraphedModule& module() { return *module_; }
   std::int64_t calls() const { return calls_; }
 
  private:
   bool same_autocast() const;
+  std::optional<std::string> match(const py::args& args, const py::kwargs& kwargs, CallSignature::Match& match) const;
+  void count(std::int64_t batch_size);
   void need_unchanged();
 
   std::unique_ptr<GraphedModule> module_;
@@ -54,6 +62,9 @@ class GraphedCall {
   bool autocast_ = false;
   at::ScalarType autocast_dtype_{};
   std::int64_t calls_ = 0;
+  std::vector<std::int64_t> seen_;  ///< how often, by batch size; empty: nobody wants to know
+  std::int64_t report_at_ = 0;
+  py::object on_seen_;
 };
 
 }  // namespace xpugraph

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <sstream>
+#include <unordered_map>
 
 #include "core/error.h"
 
@@ -12,17 +13,23 @@ namespace xpugraph {
 GraphedModule::GraphedModule(std::shared_ptr<GraphRuntime> runtime, at::Device device, const BatchGrid& grid,
                              const std::vector<TensorSpec>& inputs, std::vector<TensorSpec> outputs,
                              GraphedModuleOptions options)
-    : runtime_(std::move(runtime)), device_(device), options_(options), output_specs_(std::move(outputs)) {
+    : runtime_(std::move(runtime)), device_(device), options_(options), output_specs_(std::move(outputs)), capacity_(grid.largest()) {
   if (grid.empty()) throw ConfigError("batch_sizes: at least one batch size is needed");
   const at::NoGradGuard no_grad;
   for (const TensorSpec& spec : inputs) {
     slots_.emplace_back(spec, device_, grid.largest());
     writes_inputs_ |= spec.written;
   }
-  graphs_ = std::make_shared<GraphSet>(runtime_, device_.index() < 0 ? 0 : device_.index(), options_.pool_limit_bytes);
+  graphs_ = std::make_shared<GraphSet>(runtime_, device_index(), options_.pool_limit_bytes);
 }
 
-GraphedModule::Tensors GraphedModule::static_inputs(std::int64_t size) const {
+GraphedModule::Tensors GraphedModule::static_inputs(std::int64_t size) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Slot& slot : slots_) slot.touch(size);
+  return views(size);
+}
+
+GraphedModule::Tensors GraphedModule::views(std::int64_t size) const {
   Tensors views;
   for (const Slot& slot : slots_) views.push_back(slot.view(size));
   return views;
@@ -30,15 +37,19 @@ GraphedModule::Tensors GraphedModule::static_inputs(std::int64_t size) const {
 
 void GraphedModule::record(std::int64_t size, const Forward& forward) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const Tensors inputs = static_inputs(size);
+  const Tensors inputs = views(size);
   Tensors outputs;
   graphs_->record(size, [&] { outputs = forward(inputs); });
+  const auto index = static_cast<std::size_t>(size);  // of a size that was accepted
   try {
-    Results held = hold(std::move(outputs), size);
+    if (results_.size() <= index) results_.resize(index + 1);
+    results_[index] = hold(std::move(outputs), size);
     grid_ = BatchGrid::from_sizes(graphs_->sizes());
-    results_[size] = std::move(held);
+    replan();
   } catch (...) {
     graphs_->drop(size);
+    if (results_.size() > index) results_[index].clear();
+    grid_ = grid_.without(size);
     throw;
   }
   ++recordings_;
@@ -74,48 +85,88 @@ GraphedModule::Results GraphedModule::hold(Tensors&& outputs, std::int64_t size)
 void GraphedModule::drop(std::int64_t size) {
   const std::lock_guard<std::mutex> lock(mutex_);
   graphs_->drop(size);
-  results_.erase(size);
+  results_[static_cast<std::size_t>(size)].clear();
   grid_ = grid_.without(size);
+  replan();
 }
 
-GraphedModule::Tensors GraphedModule::run(const Tensors& inputs, std::int64_t batch_size) {
+void GraphedModule::set_costs(std::map<std::int64_t, double> costs, PlanTable::Gains gains) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::swap(costs_, costs);
+  std::swap(gains_, gains);
+  try {
+    replan();
+  } catch (...) {
+    std::swap(costs_, costs);
+    std::swap(gains_, gains);
+    throw;
+  }
+}
+
+void GraphedModule::replan() {
+  std::vector<std::int64_t> timed, others;
+  std::vector<double> costs;
+  for (const std::int64_t size : grid_.sizes()) {
+    const auto known = costs_.find(size);
+    (known == costs_.end() ? others : timed).push_back(size);
+    if (known != costs_.end()) costs.push_back(known->second);
+  }
+  if (timed.empty() || timed.back() != grid_.largest()) {
+    plan_ = PlanTable::padded(grid_);
+    return;
+  }
+  plan_ = PlanTable::cheapest(BatchGrid::from_sizes(std::move(timed)), costs, gains_);
+  for (const std::int64_t size : others) plan_.serve_exactly(size);
+}
+
+std::vector<Chunk> GraphedModule::plan(std::int64_t batch_size) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const BatchPlan plan(plan_, batch_size);
+  return {plan.begin(), plan.end()};
+}
+
+GraphedModule::Tensors GraphedModule::run(const Tensors& inputs, std::int64_t batch_size, bool counted) {
   const at::NoGradGuard no_grad;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (grid_.empty()) throw StateError("no batch size is recorded");
-  const Stream stream = runtime_->current_stream(device_.index() < 0 ? 0 : device_.index());
-  const BatchPlan plan(grid_, batch_size);
+  const Stream stream = runtime_->current_stream(device_index());
+  const BatchPlan plan(plan_, batch_size);
+  const c10::DeviceGuard device(device_);
   graphs_->enter(stream);
-  const bool lend = !options_.copy_outputs && plan.chunks() == 1;
+  const bool lend = !options_.copy_outputs && plan.single();
   Tensors outputs;
-  for (const Chunk chunk : plan) {
-    const Results& results = results_.at(chunk.size);
-    before_.clear();
-    after_.clear();
-    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].fill(inputs[i], chunk, before_);
-    if (chunk.offset == 0)
-      for (const Result& result : results)
-        outputs.push_back(lend ? result.lend(chunk.rows) : result.allocate(batch_size));
-    if (!lend)
-      for (std::size_t i = 0; i < results.size(); ++i) results[i].transfer_to(outputs[i], chunk, after_);
-    graphs_->replay(chunk.size, stream, {before_.data(), before_.size()}, {after_.data(), after_.size()});
-    ++replays_;
-    if (writes_inputs_)
-      for (std::size_t i = 0; i < slots_.size(); ++i)
-        if (slots_[i].spec().written) slots_[i].write_back(inputs[i], chunk);
-    if (!lend)
-      for (std::size_t i = 0; i < results.size(); ++i) results[i].copy_to(outputs[i], chunk);
+  outputs.reserve(output_specs_.size());
+  try {
+    for (const Chunk chunk : plan) {
+      const Results& results = results_[static_cast<std::size_t>(chunk.size)];
+      before_.clear();
+      after_.clear();
+      for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].fill(inputs[i], chunk, before_);
+      if (chunk.offset == 0)
+        for (const Result& result : results)
+          outputs.push_back(lend ? result.lend(chunk.rows) : result.allocate(batch_size));
+      if (!lend)
+        for (std::size_t i = 0; i < results.size(); ++i) results[i].transfer_to(outputs[i], chunk, after_);
+      graphs_->replay(chunk.size, stream, {before_.data(), before_.size()}, {after_.data(), after_.size()});
+      replays_ += counted;
+      if (writes_inputs_)
+        for (std::size_t i = 0; i < slots_.size(); ++i)
+          if (slots_[i].spec().written) slots_[i].write_back(inputs[i], chunk);
+      if (!lend)
+        for (std::size_t i = 0; i < results.size(); ++i) results[i].copy_to(outputs[i], chunk);
+    }
+  } catch (...) {
+    for (Slot& slot : slots_) slot.touch(capacity_);  // who knows which transfers were made
+    throw;
   }
   return outputs;
 }
 
 void GraphedModule::replay(std::int64_t size) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  graphs_->replay(size, runtime_->current_stream(device_.index() < 0 ? 0 : device_.index()));
-}
-
-void GraphedModule::forget_replays() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  replays_ = 0;
+  graphs_->replay(size, runtime_->current_stream(device_index()));
+  if (writes_inputs_)
+    for (Slot& slot : slots_) slot.touch(size);
 }
 
 std::vector<std::int64_t> GraphedModule::sizes() const {

@@ -15,10 +15,41 @@ bool is_plain(PyObject* object) {
          PyUnicode_CheckExact(object) || PyTuple_CheckExact(object);
 }
 
-/// Changes with every write to the dict (PEP 509). Python 3.12 gave the field up: there it is 0, which is never current.
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+std::uint64_t writes = 1;  // to any watched dict, of any watch; the GIL guards it
+
+int on_write(PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) {
+  ++writes;
+  return 0;
+}
+
+/// -1: the interpreter has no watcher left.
+int watcher() {
+  static const int id = [] {
+    const int made = PyDict_AddWatcher(on_write);
+    if (made < 0) PyErr_Clear();
+    return made;
+  }();
+  return id;
+}
+#endif
+
+/// Lets version_of tell of writes to `dict` from now on. It stays so: another watch may look at the same dict.
+void watch_writes(const py::dict& dict) {
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+  if (watcher() >= 0 && PyDict_Watch(watcher(), dict.ptr()) < 0) throw py::error_already_set();
+#else
+  (void)dict;
+#endif
+}
+
+/// Changes with every write to the dict; 0, which is never current, where nothing tells. Python up to 3.11 counts in the
+/// dict (PEP 509), 3.12 calls watchers. What 3.13 does with attributes that lie in the object was not tried.
 std::uint64_t version_of(const py::dict& dict) {
 #if PY_VERSION_HEX < 0x030C0000
   return reinterpret_cast<PyDictObject*>(dict.ptr())->ma_version_tag;
+#elif PY_VERSION_HEX < 0x030D0000
+  return watcher() >= 0 ? writes : 0;
 #else
   return 0;
 #endif
@@ -28,7 +59,10 @@ std::uint64_t version_of(const py::dict& dict) {
 
 ModuleWatch::Group& ModuleWatch::group(py::dict dict) {
   const auto [position, inserted] = group_of_.emplace(dict.ptr(), groups_.size());
-  if (inserted) groups_.push_back({std::move(dict), 0, -1, {}, {}});
+  if (inserted) {
+    watch_writes(dict);
+    groups_.push_back({std::move(dict), 0, -1, {}, {}});
+  }
   return groups_[position->second];
 }
 

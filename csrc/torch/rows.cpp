@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "torch/rows.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 
 namespace xpugraph {
@@ -56,7 +57,7 @@ bool Slot::same_layout(const at::Tensor& source) const {
   return plain(source) && strides_agree(source.sizes(), source.strides(), strides_);
 }
 
-void Slot::fill(const at::Tensor& source, const Chunk& chunk, std::vector<Transfer>& transfers) const {
+void Slot::fill(const at::Tensor& source, const Chunk& chunk, std::vector<Transfer>& transfers) {
   if (source.numel() == 0) return;
   if (!spec_.batched()) {
     if (same_layout(source))
@@ -70,12 +71,18 @@ void Slot::fill(const at::Tensor& source, const Chunk& chunk, std::vector<Transf
     const Transfer* end =
         rows_->append_fill(filled, chunk.size, chunk.rows, bytes_of(source) + chunk.offset * rows_->row_bytes());
     transfers.insert(transfers.end(), static_cast<const Transfer*>(filled), end);
+    if (spec_.written) touch(chunk.size);
     return;
   }
+  touch(chunk.size);
   const std::int64_t k = spec_.rows_per_item, dim = spec_.batch_dim;
   const at::Tensor slot = view(chunk.size);
   slot.narrow(dim, 0, k * chunk.rows).copy_(source.narrow(dim, k * chunk.offset, k * chunk.rows));
   if (chunk.rows < chunk.size) slot.narrow(dim, k * chunk.rows, k * (chunk.size - chunk.rows)).zero_();
+}
+
+void Slot::touch(std::int64_t size) {
+  if (rows_) rows_->touch(size);
 }
 
 void Slot::write_back(at::Tensor target, const Chunk& chunk) const {
@@ -87,7 +94,10 @@ void Slot::write_back(at::Tensor target, const Chunk& chunk) const {
   target.narrow(dim, k * chunk.offset, k * chunk.rows).copy_(view(chunk.size).narrow(dim, 0, k * chunk.rows));
 }
 
-Result::Result(const TensorSpec& spec, const at::Tensor& output, bool keep, std::shared_ptr<void> pool) : spec_(&spec) {
+Result::Result(const TensorSpec& spec, const at::Tensor& output, bool keep, std::shared_ptr<void> pool)
+    : spec_(&spec),
+      allocator_(c10::GetAllocator(output.device().type())),
+      keys_(c10::computeDispatchKey(output.scalar_type(), c10::kStrided, output.device())) {
   void* data = output.numel() > 0 ? output.mutable_data_ptr() : nullptr;
   alias_ = at::for_blob(data, output.sizes())
                .strides(output.strides())
@@ -102,12 +112,16 @@ Result::Result(const TensorSpec& spec, const at::Tensor& output, bool keep, std:
 }
 
 at::Tensor Result::allocate(std::int64_t batch_size) const {
-  const std::vector<std::int64_t> sizes = spec_->shape_for(batch_size);
-  if (item_bytes_ == 0)
-    return at::empty_strided(sizes, at::infer_dense_strides(sizes, alias_.strides()), alias_.options());
-  std::vector<std::int64_t> strides = alias_.strides().vec();
-  strides[spec_->batch_dim] = item_bytes_ / alias_.element_size() / spec_->rows_per_item;
-  return at::empty_strided(sizes, strides, alias_.options());
+  at::DimVector sizes(at::IntArrayRef(spec_->shape)), strides(alias_.strides());
+  if (spec_->batched()) sizes[spec_->batch_dim] = spec_->rows_per_item * batch_size;
+  if (item_bytes_ == 0) {
+    const auto dense = at::infer_dense_strides(sizes, strides);
+    strides.assign(dense.begin(), dense.end());
+  } else {
+    strides[spec_->batch_dim] = item_bytes_ / alias_.element_size() / spec_->rows_per_item;
+  }
+  // Without a way through the dispatcher, which takes as long as everything else here.
+  return at::detail::empty_strided_generic(sizes, strides, allocator_, keys_, alias_.scalar_type());
 }
 
 bool Result::transferable(const at::Tensor& target) const {

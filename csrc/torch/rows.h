@@ -27,10 +27,12 @@ class Slot {
   Slot(TensorSpec spec, at::Device device, std::int64_t capacity);
 
   const TensorSpec& spec() const { return spec_; }
-  /// What the graph of `size` reads.
+  /// What the graph of `size` reads. Whoever writes to it calls touch().
   at::Tensor view(std::int64_t size) const;
-  /// Puts the chunk's rows of `source` in and zeroes rows up to the chunk's size.
-  void fill(const at::Tensor& source, const Chunk& chunk, std::vector<Transfer>& transfers) const;
+  /// Puts the chunk's rows of `source` in, and zeroes what is not zero of the rows up to the chunk's size.
+  void fill(const at::Tensor& source, const Chunk& chunk, std::vector<Transfer>& transfers);
+  /// The first `size` items may hold anything from now on.
+  void touch(std::int64_t size);
   /// Puts the chunk's rows back into `target` (for arguments that the forward writes to).
   void write_back(at::Tensor target, const Chunk& chunk) const;
   std::size_t bytes() const { return buffer_.nbytes(); }
@@ -51,7 +53,7 @@ class Result {
   /// between.
   Result(const TensorSpec& spec, const at::Tensor& output, bool keep, std::shared_ptr<void> pool);
 
-  /// A new tensor for `batch_size` items.
+  /// A new tensor for `batch_size` items. The device is the thread's current one.
   at::Tensor allocate(std::int64_t batch_size) const;
   /// Transfers that put the chunk's rows into `target`, at the chunk's offset; none where rows cannot be transferred.
   void transfer_to(at::Tensor& target, const Chunk& chunk, std::vector<Transfer>& transfers) const;
@@ -68,6 +70,8 @@ class Result {
   at::Tensor kept_;             ///< the output itself, or nothing
   std::size_t item_bytes_ = 0;  ///< 0: rows are not adjacent
   bool dense_ = false;
+  c10::Allocator* allocator_;
+  c10::DispatchKeySet keys_;
 };
 
 }  // namespace xpugraph

@@ -2,6 +2,9 @@
 #include "torch/runtimes.h"
 
 #include "core/error.h"
+#ifdef XPUGRAPH_WITH_CUDA
+#include "runtime/cuda_runtime.h"
+#endif
 #ifdef XPUGRAPH_WITH_SYCL
 #include "runtime/sycl_runtime.h"
 #include "torch/sycl_device.h"
@@ -11,6 +14,9 @@ namespace xpugraph {
 
 std::vector<std::string> built_runtimes() {
   std::vector<std::string> names;
+#ifdef XPUGRAPH_WITH_CUDA
+  names.push_back("cuda");
+#endif
 #ifdef XPUGRAPH_WITH_SYCL
   names.push_back("sycl");
 #endif
@@ -18,9 +24,15 @@ std::vector<std::string> built_runtimes() {
 }
 
 std::shared_ptr<GraphRuntime> runtime_for(c10::Device device) {
+  // Alive until the process ends: graphs may be destroyed by Python's last garbage collection.
+#ifdef XPUGRAPH_WITH_CUDA
+  if (device.type() == c10::DeviceType::CUDA) {
+    static auto* const runtime = new std::shared_ptr<GraphRuntime>(make_cuda_runtime());
+    return *runtime;
+  }
+#endif
 #ifdef XPUGRAPH_WITH_SYCL
   if (device.type() == c10::DeviceType::PrivateUse1) {
-    // Alive until the process ends: graphs may be destroyed by Python's last garbage collection.
     static auto* const runtime = new std::shared_ptr<GraphRuntime>(make_sycl_runtime(sycl_device::hooks()));
     return *runtime;
   }

@@ -17,6 +17,7 @@ import torch
 from .batching import take_rows
 from .call import TensorArgument
 from .errors import BuildError
+from .precision import tf32_noise
 
 Tensors = Sequence[torch.Tensor]
 
@@ -47,8 +48,14 @@ class Tolerance:
     atol: float | None = None
     exact_integers: bool = False
 
-    def worst(self, got: torch.Tensor, expected: torch.Tensor) -> float:
-        """Largest error over what is allowed: at most 1 when the values agree, inf when NaN or infinities do not."""
+    def worst(self, got: torch.Tensor, expected: torch.Tensor, noise: float = 0.0) -> float:
+        """Largest error over what is allowed: at most 1 when the values agree, inf when NaN or infinities do not.
+
+        Args:
+            got: What is judged.
+            expected: What is right.
+            noise: By how much right values may differ beside the tolerance.
+        """
         if got.shape != expected.shape or got.dtype != expected.dtype:
             return float("inf")
         if got.numel() == 0:
@@ -71,7 +78,7 @@ class Tolerance:
             absolute = max(atol * largest, _ROUNDINGS * torch.finfo(got.dtype).eps)
         else:
             absolute = atol * max(1.0, largest)
-        allowed = absolute + rtol * b.abs()
+        allowed = absolute + noise + rtol * b.abs()
         error = (a - b).abs()
         return float(torch.where(error == 0, 0.0, error / allowed).max())
 
@@ -90,6 +97,21 @@ class Tolerance:
         return not bool((whole & ~near).any())
 
 
+_BAD_INDEX_IS_FATAL = ("cuda", "xpu")  # an assertion on the device, after which the process can use it no more
+
+
+def _not_a_number(item: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(item, float("nan"))
+
+
+def _negated(item: torch.Tensor) -> torch.Tensor:
+    return item * -0.5
+
+
+def _halved(item: torch.Tensor) -> torch.Tensor:
+    return item * 0.5
+
+
 @dataclasses.dataclass
 class Checker:
     """Checks sizes one by one.
@@ -101,6 +123,10 @@ class Checker:
         eager: Runs the module on a list of tensors; returns its results, then the arguments it wrote to.
         graph: The same through the graphs.
         tolerance: What counts as equal.
+        rows: How many rows `inputs` have.
+        device: Where eager runs.
+        casts_to_integers: The forward makes integers of floats, which may be indices.
+        noise: By how much each result may differ for TF32's sake; None: measured now.
     """
 
     arguments: Sequence[TensorArgument]
@@ -110,9 +136,14 @@ class Checker:
     graph: Callable[[Tensors], list[torch.Tensor]]
     tolerance: Tolerance
     rows: int
+    device: torch.device
+    casts_to_integers: bool = False
+    noise: list[float] | None = None
 
     def __post_init__(self) -> None:
         self._reference = self._run(self.eager, 0, self.rows)
+        if self.noise is None:
+            self.noise = tf32_noise(self.device, self._reference, lambda: self._run(self.eager, 0, self.rows))
         floats = [r for r in self._reference if r.dtype.is_floating_point and r.numel()]
         if floats and not any(bool(torch.isfinite(r).any()) for r in floats):
             raise BuildError(
@@ -153,6 +184,21 @@ class Checker:
             return f"differs from eager: {detail or 'by more than the tolerance'}"
         return None
 
+    def plan(self, count: int) -> str | None:
+        """Checks a batch that is not served by its next recorded size alone.
+
+        Returns:
+            Why what serves it is wrong, or None when it is right.
+        """
+        for start in (0, self.rows - count):
+            got = self._run(self.graph, start, count)
+            if self._worst(got, start, count)[0] <= 1.0:
+                continue
+            wrong, detail = self._compare(got, self._run(self.eager, start, count))
+            if wrong > 1.0:
+                return f"batch size {count} differs from eager: {detail}"
+        return None
+
     def isolation(self) -> None:
         """Rows must not see each other: eager runs again with other values, such as NaN, in the first and the last row.
 
@@ -162,7 +208,9 @@ class Checker:
         Raises:
             BuildError: A row in between changed.
         """
-        for poison in (float("nan"), None):
+        # Where a bad index ends the process, floats that become indices must stay within what they were.
+        tame = self.casts_to_integers and self.device.type in _BAD_INDEX_IS_FATAL
+        for poison in (_halved,) if tame else (_not_a_number, _negated):
             rows = [self._poisoned(x, a, poison) for x, a in zip(self.inputs, self.arguments, strict=True)]
             try:
                 values = [value.detach().cpu() for value in self.eager(rows)]
@@ -182,21 +230,29 @@ class Checker:
                     f"in between ({detail}). Neither padding nor chunks can be right for such a module"
                 )
 
-    def _poisoned(self, x: torch.Tensor, argument: TensorArgument, poison: float | None) -> torch.Tensor:
-        """A copy of `x` with other values in the first and last item: `poison` in floats, else the negated value."""
+    def _poisoned(
+        self, x: torch.Tensor, argument: TensorArgument, poison: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """A copy of `x` with other values in the first and last item: `poison` of floats, others of integers."""
         changed = x.clone()
         if argument.batch_dim is None:
             return changed
         for start in (0, self.rows - 1):
             item = take_rows(changed, argument, start, 1)
             if x.dtype.is_floating_point or x.dtype.is_complex:
-                item.copy_(torch.full_like(item, poison) if poison is not None else item * -0.5)
+                item.copy_(poison(item))
             elif x.dtype is torch.bool:
                 item.copy_(item.logical_not())
-            elif poison is not None:
-                # Another value of the sample; beyond a constant sample the next one, which the module may refuse.
+            elif poison is not _negated:
+                # Another value of the sample; beyond a constant sample the next one, which the module may refuse, or 0
+                # where that would be the end: padding rows are 0, so that it is a good value.
                 low, high = argument.integer_range
-                item.copy_(torch.where(item == high, low, high) if high > low else item + 1)
+                if high > low:
+                    item.copy_(torch.where(item == high, low, high))
+                elif self.device.type in _BAD_INDEX_IS_FATAL:
+                    item.zero_()
+                else:
+                    item.add_(1)
         return changed
 
     def dropped(self, size: int) -> None:
@@ -234,8 +290,8 @@ class Checker:
 
     def _compare(self, got: Tensors, expected: Tensors, tolerance: Tolerance | None = None) -> tuple[float, str]:
         found = (0.0, "")
-        for output, a, b in zip(self.outputs, got, expected, strict=True):
-            worst = (tolerance or self.tolerance).worst(a, b)
+        for output, a, b, noise in zip(self.outputs, got, expected, self.noise or [], strict=True):
+            worst = (tolerance or self.tolerance).worst(a, b, noise)
             if worst > found[0]:
                 found = (worst, f"{output.name} by up to {_largest_error(a, b):.3g}")
         return found

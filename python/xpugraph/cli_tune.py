@@ -53,6 +53,9 @@ def tune(
         float, typer.Option(help="How much faster a backend must be to take a range of batch sizes.")
     ] = 0.10,
     max_recorded_batch_size: Annotated[int, typer.Option(help="The largest batch size to record a graph of.")] = 256,
+    exact_batch_sizes: Annotated[
+        bool, typer.Option("--exact-batch-sizes", help="Record exactly the --batch-sizes too, beside 1, 2, 4, 8, 16, …")
+    ] = False,
     save_path: Annotated[Path | None, typer.Option("--save", help="Write a checkpoint: a zip, or a folder.")] = None,
     folder: Annotated[bool, typer.Option("--folder", help="Make the checkpoint a folder.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
@@ -91,7 +94,13 @@ def tune(
         )
         with _progress(console) as progress:
             tuned = tuning.tune(
-                module.eval().to(where), dataset, size_list, strategy, dry_run=dry_run, progress=progress
+                module.eval().to(where),
+                dataset,
+                size_list,
+                strategy,
+                exact_batch_sizes=exact_batch_sizes,
+                dry_run=dry_run,
+                progress=progress,
             )
         if isinstance(tuned, tuning.Estimate):
             typer.echo(str(tuned))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Recording: a module turned into graphs. Probe, allocate, capture the largest size first, check, watch."""
+"""Recording: a module turned into graphs. Probe, allocate, capture the largest size first, check, plan, watch."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,17 +16,19 @@ from .batching import fresh_inputs, output_dims, take_rows
 from .call import TensorArgument, rebuild_call
 from .check import Checker, Tolerance
 from .compiling import Compiled, InductorError
-from .errors import BuildError, CaptureError, XPUGraphError
+from .errors import BuildError, CaptureError, ConfigError, XPUGraphError
+from .plan import EXACT_GAIN, MIN_GAIN, by_plain_rule, covers, measure_cost
 from .probe import Keeper, Probe
 from .progress import track
 from .recipe import Recipe
 from .structure import Leaves, Spec, describe, first_difference, flatten_node, unflatten_node
-from .timing import gc_allowed, gc_disabled
+from .timing import gc_allowed, gc_disabled, stream_synchronizer
 from .watch import Snapshot
 
 if TYPE_CHECKING:
     from .backends.graph import XPUGraphBackendConfig
 
+_TIMINGS = 2  # of each size, one pass after the other: what slows a machine for a while is seen in one of them only
 _SEED = 20260401  # of the check's own generator; the global ones are never touched
 
 
@@ -39,7 +43,11 @@ class Recording:
         call: The native GraphedCall: ``call(*args, **kwargs)`` serves a batch.
         dropped: Batch sizes that are not recorded although the recipe has them, with the reason.
         record_seconds: Time spent warming up and capturing.
+        capture_seconds: Of that, the time spent capturing.
         compile_seconds: Time spent compiling; 0 without Inductor.
+        costs: What a replay of each recorded size costs in ms, for ``plan="measured"``; empty when the plain rule
+            serves.
+        plan_dropped: Why the plain rule serves although ``plan="measured"``; empty when it does not.
 
     Raises (from the constructor, with the module as it was before):
         BuildError: No batch size can be recorded, or the module cannot be served with padding.
@@ -52,12 +60,19 @@ class Recording:
         config: XPUGraphBackendConfig,
         samples: Sequence[torch.Tensor] | None,
         reject: Callable[[str, tuple[Any, ...], dict[str, Any]], Any],
+        costs: dict[int, float] | None = None,
     ) -> None:
         self._module = module
         self._recipe = recipe
+        self._config = config
+        self._tolerance = Tolerance(config.rtol, config.atol)
         self._native = _native.load()
+        self._noise: list[float] | None = None
+        self._lock = threading.Lock()  # one size is added at a time
+        self.costs = dict(costs or {})
+        self.plan_dropped = ""
         self.dropped: dict[int, str] = {}
-        self.record_seconds = 0.0
+        self.record_seconds = self.capture_seconds = 0.0
         self.compile_seconds = 0.0
         self._compiled: Compiled | None = None
         self._kept: dict[int, torch.Tensor] = {}  # what the graphs read, whoever else holds it
@@ -65,7 +80,7 @@ class Recording:
         try:
             # Not in inference mode, whichever mode the caller is in: its tensors cannot be written to outside of it.
             with torch.inference_mode(False), torch.no_grad(), gc_disabled():
-                self._record(config, samples, reject)
+                self._record(samples, reject)
         except BaseException:
             self._snapshot.changes()
             raise
@@ -80,6 +95,11 @@ class Recording:
         self._compiled = None
 
     @property
+    def largest(self) -> int:
+        """The batch size that the graphs' input buffers hold."""
+        return self._recipe.batch_sizes[-1]
+
+    @property
     def inductor_compiles(self) -> int:
         """Compilations that the graphs took, by torch's own counter; 0 without Inductor."""
         return self._compiled.compiles if self._compiled else 0
@@ -87,12 +107,9 @@ class Recording:
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     def _record(
-        self,
-        config: XPUGraphBackendConfig,
-        samples: Sequence[torch.Tensor] | None,
-        reject: Callable[[str, tuple[Any, ...], dict[str, Any]], Any],
+        self, samples: Sequence[torch.Tensor] | None, reject: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
     ) -> None:
-        recipe = self._recipe
+        recipe, config = self._recipe, self._config
         generator = torch.Generator().manual_seed(_SEED)
         # Above the largest recorded size, where chunks begin; a forward with a largest batch of its own may refuse it.
         largest = recipe.batch_sizes[-1]
@@ -100,7 +117,7 @@ class Recording:
         for rows in candidates:
             inputs = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
             try:
-                result, outputs = self._look_at(inputs, rows)
+                result, self._outputs = self._look_at(inputs, rows)
                 break
             except _EagerRaisesError:
                 if rows == candidates[-1]:
@@ -111,7 +128,7 @@ class Recording:
             parameters=[self._native.Parameter(a.name, a.positional, a.omittable, a.spec) for a in recipe.arguments],
             inputs=[self._spec(t) for t in recipe.tensors],
             result=result,
-            outputs=[self._spec(t) for t in outputs],
+            outputs=[self._spec(t) for t in self._outputs],
             copy_outputs=config.copy_outputs,
             pool_limit_bytes=config.pool_limit_bytes or 0,
             flatten_node=flatten_node,
@@ -122,7 +139,10 @@ class Recording:
             self._compile(inputs)
         self._capture_all(inputs)
         fresh = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
-        self._check_all(fresh, outputs, rows, Tolerance(config.rtol, config.atol))
+        checker = self._checker(fresh, rows)
+        self._check_all(checker)
+        if config.plan == "measured":
+            self._make_plan(checker)
 
     def _forward(self, tensors: Sequence[torch.Tensor]) -> Any:
         args, kwargs = rebuild_call(self._recipe.arguments, tensors)
@@ -147,6 +167,7 @@ class Recording:
             raise _EagerRaisesError(f"eager itself raises at batch size {rows}: {error}") from error
         self._need_same_arguments(args, kwargs, tensors, places)
         written = probe.written
+        self._casts_to_integers = probe.casts_to_integers
         spec = describe(result, "output", many)
         fewer, result = self._run_fewer(inputs, rows)
         other = describe(result, "output", few)
@@ -249,7 +270,9 @@ class Recording:
                 self._warm_up(static)
                 self._fill(static, inputs, size)
                 _synchronize(self._recipe.device)
+                begin = time.perf_counter()
                 self._capture(size, static)
+                self.capture_seconds += time.perf_counter() - begin
             except Exception as error:  # noqa: BLE001  a model may raise anything; that size is dropped and named
                 self.dropped[size] = f"{type(error).__name__}: {error}"
         self.record_seconds = time.perf_counter() - start
@@ -259,11 +282,10 @@ class Recording:
         for slot, x, t in zip(static, inputs, self._recipe.tensors, strict=True):
             slot.copy_(take_rows(x, t, 0, size))
 
-    def _check_all(
-        self, inputs: list[torch.Tensor], outputs: list[TensorArgument], rows: int, tolerance: Tolerance
-    ) -> None:
+    def _checker(self, inputs: list[torch.Tensor], rows: int) -> Checker:
+        """Compares the graphs with eager on `inputs`, which have that many rows; eager runs now."""
         written = [i for i, t in enumerate(self._recipe.tensors) if t.written]
-        checked = outputs + [self._recipe.tensors[i] for i in written]
+        checked = self._outputs + [self._recipe.tensors[i] for i in written]
 
         def eager(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return self._forward_flat(tensors) + [tensors[i] for i in written]
@@ -271,11 +293,18 @@ class Recording:
         def graph(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             args, kwargs = rebuild_call(self._recipe.arguments, tensors)
             leaves = Leaves()
-            describe(self.call(*args, **kwargs), "output", leaves)
+            describe(self.call.trial(*args, **kwargs), "output", leaves)
             return leaves.tensors + [tensors[i] for i in written]
 
-        try:
-            checker = Checker(self._recipe.tensors, checked, inputs, eager, graph, tolerance, rows)
+        recipe, tolerance, device = self._recipe, self._tolerance, self._recipe.device
+        tensors, casts, noise = recipe.tensors, self._casts_to_integers, self._noise
+        with _named_check():
+            checker = Checker(tensors, checked, inputs, eager, graph, tolerance, rows, device, casts, noise)
+        self._noise = checker.noise  # measuring it switches TF32 off, which is for a build and not for serving
+        return checker
+
+    def _check_all(self, checker: Checker) -> None:
+        with _named_check():
             checker.isolation()
             for size in self.dropped:
                 checker.dropped(size)
@@ -286,16 +315,112 @@ class Recording:
                 else:
                     self.dropped[size] = reason
                     self.call.drop(size)
-        except XPUGraphError:
-            raise
-        except Exception as error:
-            raise BuildError(f"the check against eager failed (rows that pad are zero): {error}") from error
         self._need_sizes()
+
+    # ---- plan ------------------------------------------------------------------------------------------------------
+
+    def _make_plan(self, checker: Checker) -> None:
+        """Times the recorded sizes that have no cost yet, sets the plan, and checks what it serves otherwise."""
+        recorded = list(self.call.sizes)
+        untimed = [size for size in recorded if size not in self.costs]
+        for size in track(untimed * _TIMINGS, "timing"):
+            self.costs[size] = min(self._cost(checker.inputs, size), self.costs.get(size, float("inf")))
+        self._set_plan()
+        others = set()
+        for first, last, sizes in covers(self.call, recorded[-1]):
+            if not by_plain_rule(sizes, recorded, first):
+                others |= {first, last}
+        with _named_check():
+            for size in sorted(others):
+                if (reason := checker.plan(size)) is not None:
+                    self.plan_dropped = reason
+                    self.costs.clear()
+                    self._set_plan()
+                    return
+
+    def _cost(self, inputs: Sequence[torch.Tensor], size: int) -> float:
+        tensors, fresh = self._rows_of(inputs, size), self._rows_of(inputs, size)
+        written = [(tensors[i], fresh[i]) for i, t in enumerate(self._recipe.tensors) if t.written]
+        args, kwargs = rebuild_call(self._recipe.arguments, tensors)
+
+        def call() -> None:
+            for tensor, before in written:  # counted up by every call, positions would become bad ones
+                tensor.copy_(before)
+            self.call.trial(*args, **kwargs)
+
+        return measure_cost(call, stream_synchronizer(self._recipe.device))
+
+    def _rows_of(self, inputs: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
+        return [take_rows(x, t, 0, size).clone() for x, t in zip(inputs, self._recipe.tensors, strict=True)]
+
+    def _set_plan(self) -> None:
+        self.costs = {size: cost for size, cost in self.costs.items() if size in self.call.sizes}
+        self.call.set_costs(self.costs, MIN_GAIN, EXACT_GAIN)
+
+    # ---- later -----------------------------------------------------------------------------------------------------
+
+    def add(self, size: int) -> None:
+        """Records one more size beside the others, which serve calls meanwhile; checked and timed like those.
+
+        Raises:
+            ConfigError: `size` is not in 1 … the largest size, whose buffers all graphs read.
+            Exception: What the forward raises; CaptureError, BuildError or OutOfMemoryError. The size is dropped then,
+                with the reason, and everything else is as before.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self.largest:
+            raise ConfigError(
+                f"batch_size={size!r}; a whole number in 1…{self.largest} is needed: the buffers that all graphs read "
+                "are that large"
+            )
+        with self._lock, torch.inference_mode(False), torch.no_grad(), gc_disabled():
+            if size in self.call.sizes:
+                return
+            rows = max(size + 1, 3)
+            generator = torch.Generator().manual_seed(_SEED + size)
+            inputs = fresh_inputs(self._recipe.tensors, None, rows, self._recipe.device, generator)
+            try:
+                # Not into the buffers of the graphs: those serve other calls.
+                self._warm_up(
+                    [take_rows(x, t, 0, size).clone() for x, t in zip(inputs, self._recipe.tensors, strict=True)]
+                )
+                _synchronize(self._recipe.device)
+                self._capture(size, self.call.static_inputs(size))
+                self._check_added(size, inputs, rows)
+            except Exception as error:
+                self.dropped[size] = f"{type(error).__name__}: {error}"
+                raise
+            self.dropped.pop(size, None)
+            self._recipe.batch_sizes = sorted({*self._recipe.batch_sizes, size})
+
+    def _check_added(self, size: int, inputs: list[torch.Tensor], rows: int) -> None:
+        try:
+            checker = self._checker(inputs, rows)
+            with _named_check():
+                reason = checker.size(size, size - 1)
+            if reason is not None:
+                raise CaptureError(f"batch size {size}: {reason}")
+            if self.costs:
+                self.costs[size] = self._cost(inputs, size)
+                self._set_plan()
+        except BaseException:
+            self.call.drop(size)
+            raise
 
     def _need_sizes(self) -> None:
         if not self.call.sizes:
             listed = "\n".join(f"  {size}: {reason}" for size, reason in sorted(self.dropped.items()))
             raise BuildError(f"no batch size could be recorded:\n{listed}")
+
+
+@contextlib.contextmanager
+def _named_check() -> Iterator[None]:
+    """Says of what the forward raises meanwhile that it did so in the check."""
+    try:
+        yield
+    except XPUGraphError:
+        raise
+    except Exception as error:
+        raise BuildError(f"the check against eager failed (rows that pad are zero): {error}") from error
 
 
 def _flat(result: Any) -> list[torch.Tensor]:

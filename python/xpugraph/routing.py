@@ -6,7 +6,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .errors import ConfigError
 
@@ -52,12 +52,15 @@ class LatencyCurve:
 
     Attributes:
         measured: Latency by batch size, in any unit; at least one.
-        steps: The sizes that run for others: a batch costs what the next step costs, and above the last step what its
-            chunks cost together. Empty: latency is continuous and interpolated linearly.
+        steps: The sizes that run for others: a batch costs what the steps that cover it cost together. Empty: latency
+            is continuous and interpolated linearly.
+        cover: Which steps run for a batch. None: the next one; above the last one, chunks of it and the remainder.
     """
 
     measured: Mapping[int, float]
     steps: Sequence[int] = ()
+    cover: Callable[[int], Sequence[int]] | None = None
+    _by_step: dict[int, float] = dataclasses.field(init=False, repr=False, compare=False)
     _sizes: list[int] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,9 @@ class LatencyCurve:
         if not self.measured:
             raise ConfigError("measured: at least one batch size is needed")
         object.__setattr__(self, "_sizes", sorted(self.measured))
+        # Of several sizes that one step alone served, the largest one says best what the step costs.
+        alone = {steps[0]: size for size in self._sizes if len(steps := self._cover(size)) == 1} if self.steps else {}
+        object.__setattr__(self, "_by_step", {step: self.measured[size] for step, size in alone.items()})
 
     def __call__(self, batch_size: int) -> float:
         """The latency at `batch_size`, which need not have been measured."""
@@ -72,14 +78,15 @@ class LatencyCurve:
             return self.measured[batch_size]
         if not self.steps:
             return self._interpolate(batch_size)
-        largest = self.steps[-1]
-        if batch_size > largest:
-            chunks, rest = divmod(batch_size, largest)
-            return chunks * self(largest) + (self(rest) if rest else 0.0)
-        i = bisect.bisect_left(self.steps, batch_size)
-        step, before = self.steps[i], self.steps[i - 1] if i else 0
-        runs = [size for size in self._sizes if before < size <= step]  # what was measured of the same graph
-        return self.measured[runs[-1]] if runs else self._interpolate(step)
+        return sum(self._by_step[step] if step in self._by_step else self._interpolate(step)
+                   for step in self._cover(batch_size))  # fmt: skip
+
+    def _cover(self, batch_size: int) -> Sequence[int]:
+        if self.cover is not None:
+            return self.cover(batch_size)
+        chunks, rest = divmod(batch_size, self.steps[-1])
+        steps = [self.steps[-1]] * chunks
+        return [*steps, self.steps[bisect.bisect_left(self.steps, rest)]] if rest else steps
 
     def _interpolate(self, batch_size: int) -> float:
         """Between neighbours linearly; below the smallest its latency, above the largest its throughput."""

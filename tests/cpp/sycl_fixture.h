@@ -98,7 +98,8 @@ struct SyclRuntimeTest : ::testing::Test {
   /// One call with `rows` rows at `in`; the result goes to `out`, the total of each chunk is checked.
   void serve(GraphSet& set, Model& model, const BatchGrid& grid, Stream stream, const Floats& in, const Floats& out,
              std::int64_t rows) {
-    for (const Chunk chunk : BatchPlan(grid, rows)) {
+    const PlanTable table = PlanTable::padded(grid);
+    for (const Chunk chunk : BatchPlan(table, rows)) {
       const std::int64_t offset = chunk.offset * kFeatures;
       set.enter(stream);
       Transfer fill[PaddedInput::kMaxTransfers];

@@ -200,13 +200,13 @@ TEST_F(GraphSetTest, DropForgetsOneGraph) {
   EXPECT_THAT(replayed, ElementsAre(4, 8));
 }
 
-TEST_F(GraphSetTest, WithTheLastGraphThePoolGoesOnceIdle) {
+TEST_F(GraphSetTest, AGraphIsDroppedOnceIdleAndWithTheLastOneThePoolGoes) {
   GraphSet set(runtime, 0);
   set.record(8, body(8));
   set.replay(8, kStream7);
   runtime->clear_trace();
   set.drop(8);
-  EXPECT_THAT(runtime->trace(), ElementsAre("destroy(g1)", "wait_idle(s7)", "release_pool(1)"));
+  EXPECT_THAT(runtime->trace(), ElementsAre("wait_idle(s7)", "destroy(g1)", "release_pool(1)"));
 }
 
 // ---- refused calls --------------------------------------------------------------------------------------------------

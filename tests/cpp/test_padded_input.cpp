@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "core/error.h"
@@ -45,6 +46,25 @@ TEST_F(PaddedInputTest, AFullBatchNeedsNoZeroes) {
   EXPECT_EQ(transfers[0].bytes, 8 * kRow);
 }
 
+TEST_F(PaddedInputTest, ZeroesOnlyWhatIsNotZero) {
+  fill(16, 16);
+  EXPECT_EQ(fill(8, 5).size(), 2u);
+  EXPECT_EQ(fill(8, 5).size(), 1u) << "rows 5..8 are zero since the call before";
+  EXPECT_EQ(fill(8, 7).size(), 1u);
+  const auto fewer = fill(8, 3);
+  ASSERT_EQ(fewer.size(), 2u);
+  EXPECT_EQ(fewer[1].dst, buffer.data() + 3 * kRow);
+  EXPECT_EQ(fewer[1].bytes, 4 * kRow) << "rows 3..7";
+  const auto larger = fill(12, 4);
+  ASSERT_EQ(larger.size(), 2u) << "rows 8..12 are those of the first call";
+  EXPECT_EQ(larger[1].dst, buffer.data() + 8 * kRow);
+  EXPECT_EQ(larger[1].bytes, 4 * kRow);
+  input.touch(6);
+  const auto touched = fill(8, 2);
+  ASSERT_EQ(touched.size(), 2u);
+  EXPECT_EQ(touched[1].bytes, 4 * kRow) << "rows 2..6";
+}
+
 TEST_F(PaddedInputTest, NoRowsNeedNoSource) {
   Transfer out[PaddedInput::kMaxTransfers];
   Transfer* end = input.append_fill(out, 4, 0, nullptr);
@@ -55,24 +75,29 @@ TEST_F(PaddedInputTest, NoRowsNeedNoSource) {
 }
 
 TEST_F(PaddedInputTest, RowsWithoutBytesAreNoTransfer) {
-  const PaddedInput empty_rows(nullptr, 0, kCapacity);
+  PaddedInput empty_rows(nullptr, 0, kCapacity);
   Transfer out[PaddedInput::kMaxTransfers];
   EXPECT_EQ(empty_rows.append_fill(out, 8, 5, nullptr), out);
 }
 
-// For every size and every number of rows: bytes 0..rows are the source's, rows..size are zero, the rest is untouched.
-TEST_F(PaddedInputTest, FillsExactlyTheSize) {
+// Whatever came before: rows 0..rows are the source's, rows..size are zero, and what is touched is not forgotten.
+TEST_F(PaddedInputTest, AnySequenceOfCallsLeavesNoStaleRow) {
   testing::FakeRuntime runtime;
-  for (std::int64_t size = 0; size <= kCapacity; ++size) {
-    for (std::int64_t rows = 0; rows <= size; ++rows) {
-      std::fill(buffer.begin(), buffer.end(), 'x');
-      const auto transfers = fill(size, rows);
-      runtime.transfer(testing::FakeRuntime::stream(1), transfers.data(), transfers.size());
-      std::vector<char> expected(kRow * rows, 's');
-      expected.resize(kRow * size, '\0');
-      expected.resize(kRow * kCapacity, 'x');
-      ASSERT_EQ(buffer, expected) << rows << " rows of " << size;
+  std::mt19937 random(3);
+  for (int call = 0; call < 5000; ++call) {
+    const auto size = static_cast<std::int64_t>(random() % (kCapacity + 1));
+    const auto rows = static_cast<std::int64_t>(random() % static_cast<std::uint32_t>(size + 1));
+    if (random() % 16 == 0) {
+      const auto touched = static_cast<std::int64_t>(random() % (kCapacity + 1));
+      std::fill_n(buffer.begin(), kRow * touched, 'x');
+      input.touch(touched);
     }
+    std::fill(source.begin(), source.end(), static_cast<char>('a' + call % 26));
+    const auto transfers = fill(size, rows);
+    runtime.transfer(testing::FakeRuntime::stream(1), transfers.data(), transfers.size());
+    std::vector<char> expected(source.begin(), source.begin() + kRow * rows);
+    expected.resize(kRow * size, '\0');
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), buffer.begin())) << rows << " rows of " << size;
   }
 }
 

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Shared fixtures: everything runs on the sycl device, and every expected value comes from the CPU."""
+"""Shared fixtures: everything runs on the sycl device, and every expected value comes from the CPU.
+
+XPUGRAPH_TEST_DEVICE=cuda (or xpu) runs the tests on that device instead; those that are about the sycl device itself
+fail there.
+"""
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +21,17 @@ from xpugraph.structure import Leaves, describe, first_difference, rebuild
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    return xg.enable_sycl_device()
+    name = os.environ.get("XPUGRAPH_TEST_DEVICE", "sycl")
+    if name == "sycl":
+        return xg.enable_sycl_device()
+    torch.backends.cudnn.allow_tf32 = False  # values are compared with the CPU's
+    return torch.device(name, 0)
+
+
+@pytest.fixture
+def bad_index_is_an_error(device: torch.device) -> None:
+    if device.type in ("cuda", "xpu"):
+        pytest.skip("a bad index is an assertion on the device, after which the process can use it no more")
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

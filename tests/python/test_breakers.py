@@ -325,7 +325,7 @@ def test_a_changed_module_is_noticed_before_an_argument_is_written(pair):
 # ---- errors and counters --------------------------------------------------------------------------------------------
 
 
-def test_an_error_of_the_device_is_not_lost_when_a_backend_goes(device):
+def test_an_error_of_the_device_is_not_lost_when_a_backend_goes(device, bad_index_is_an_error):
     module = torch.nn.Embedding(10, 4).eval().to(device)
     backend = xg.XPUGraphBackend().build(module, [torch.randint(0, 10, (8,)).to(device)])
     y = backend.infer(torch.full((8,), 99).to(device))

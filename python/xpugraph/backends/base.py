@@ -90,6 +90,13 @@ class Backend(ABC):
         """
         return {}
 
+    def expect(self, batch_sizes: Sequence[int], exact: bool = False) -> None:  # noqa: B027
+        """Told before ``build`` which batch sizes will be served, and whether to record graphs of exactly these."""
+
+    def cover(self, batch_size: int) -> list[int]:
+        """The recorded sizes that serve a batch together, in order; empty for a backend that records none."""
+        return []
+
     @property
     def state(self) -> BackendState:
         """Where the backend is in its life."""

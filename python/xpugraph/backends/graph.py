@@ -16,13 +16,20 @@ from ..batching import BatchDims, tensor_arguments
 from ..call import Call, as_call, check_same_structure, take_apart
 from ..compiling import InductorError
 from ..errors import BuildError, ConfigError, InputError, XPUGraphError
+from ..plan import describe_plan
 from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
 from ..recording import Recording
+from ..size_adder import SizeAdder
 from ..watch import check_module
 from .base import Backend, BackendState, wants_gradients
 
 _DEVICES = ("xpu", "cuda", "sycl")
 _MOST_REASONS = 32
+_ACCEPTED = {
+    **dict.fromkeys(("compile_with_inductor", "exact_batch_sizes", "copy_outputs", "strict"), (True, False)),
+    "plan": ("measured", "pad"),
+    "padding": ("zeros",),
+}
 
 
 @dataclasses.dataclass
@@ -34,6 +41,12 @@ class XPUGraphBackendConfig:
             reason when it cannot compile the module.
         max_recorded_batch_size: No size above this is recorded; larger batches are served in chunks.
         batch_sizes: The sizes to record, instead of 1, 2, 4 and the multiples of 8.
+        exact_batch_sizes: Record the sizes that were named (`batch_sizes` here and in ``tune``) beside 1, 2, 4 and the
+            multiples of 8, as far as `max_recorded_batch_size` allows.
+        exact_after: Record a batch size exactly once this many calls had it, on a thread of its own while calls go on.
+            None: never.
+        plan: "measured": every recorded size is timed once, and each batch is served by the cheapest cover of recorded
+            sizes (17 as 16 + 1 where that is faster than 24). "pad": by the next recorded size, always.
         padding: What the rows hold that fill a batch up to a recorded size. Only "zeros" exists.
         copy_outputs: True: results belong to the caller. False: a result that took one replay is lent, and the next
             call (of any thread) overwrites it.
@@ -47,6 +60,9 @@ class XPUGraphBackendConfig:
     compile_with_inductor: bool = False
     max_recorded_batch_size: int = 256
     batch_sizes: Sequence[int] | None = None
+    exact_batch_sizes: bool = False
+    exact_after: int | None = None
+    plan: str = "measured"
     padding: str = "zeros"
     copy_outputs: bool = True
     pool_limit_bytes: int | None = None
@@ -56,20 +72,19 @@ class XPUGraphBackendConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that is out of range; names the field."""
-        if not isinstance(self.compile_with_inductor, bool):
-            raise ConfigError(f"compile_with_inductor={self.compile_with_inductor!r}; accepted are True and False")
-        if self.padding != "zeros":
-            raise ConfigError(f"padding={self.padding!r}; accepted is 'zeros'")
+        for name, accepted in _ACCEPTED.items():
+            value = getattr(self, name)
+            if not any(value is one or (isinstance(value, str) and value == one) for one in accepted):
+                listed = f"{'is' if len(accepted) == 1 else 'are'} {' and '.join(map(repr, accepted))}"
+                raise ConfigError(f"{name}={value!r}; accepted {listed}")
         _whole("max_recorded_batch_size", self.max_recorded_batch_size)
-        if self.pool_limit_bytes is not None:
-            _whole("pool_limit_bytes", self.pool_limit_bytes)
+        for name in ("pool_limit_bytes", "exact_after"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name))
         if self.batch_sizes is not None:
             self.batch_sizes = sorted({_whole("batch_sizes", size) for size in self.batch_sizes})
             if not self.batch_sizes:
                 raise ConfigError("batch_sizes=[]; at least one size is needed")
-        for name in ("copy_outputs", "strict"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r}; True or False is needed")
         for name in ("rtol", "atol"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
@@ -109,6 +124,9 @@ class XPUGraphBackend(Backend):
         self._recipe: Recipe | None = None
         self._recording: Recording | None = None
         self._eager_calls: Counter[str] = Counter()
+        self._expected: list[int] = []
+        self._costs: dict[int, float] = {}
+        self._adder: SizeAdder | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -121,10 +139,11 @@ class XPUGraphBackend(Backend):
         arguments, batch_sizes = tensor_arguments(calls, batch_dims)
         largest = max(range(len(calls)), key=batch_sizes.__getitem__)
         device = _common_device(calls[largest], module)
-        sizes = self.grid_sizes(batch_sizes[largest])
+        exact = self._expected if self.config.exact_batch_sizes else []
+        sizes = self.grid_sizes(batch_sizes[largest], exact)
         recipe = Recipe(calls[largest].arguments, arguments, sizes, device)
         try:
-            recording = Recording(module, recipe, self.config, calls[largest].leaves.tensors, self._reject())
+            recording = self._make_recording(module, recipe, calls[largest].leaves.tensors)
         except BuildError as error:
             if batch_dims is not None or len(set(batch_sizes)) > 1 or isinstance(error, InductorError):
                 raise
@@ -133,7 +152,24 @@ class XPUGraphBackend(Backend):
                 f"{error}\n(The samples have one batch size, so the batch was taken to be {guessed}. If it is not, "
                 "give samples of two batch sizes, or batch_dims.)"
             ) from error
-        self._module, self._recipe, self._recording = module, recipe, recording
+        self._module, self._recipe = module, recipe
+        self._start(recording)
+
+    def _make_recording(
+        self, module: torch.nn.Module, recipe: Recipe, samples: Sequence[torch.Tensor] | None
+    ) -> Recording:
+        return Recording(module, recipe, self.config, samples, self._reject(), self._costs)
+
+    def _start(self, recording: Recording) -> None:
+        self._recording, self._costs = recording, recording.costs
+        if self.config.exact_after is not None:
+            self._adder = SizeAdder(recording, self.config.exact_after)
+
+    def expect(self, batch_sizes: Sequence[int], exact: bool = False) -> None:
+        """With ``exact``, or ``exact_batch_sizes=True``, these are recorded too."""
+        if exact:
+            self.config = dataclasses.replace(self.config, exact_batch_sizes=True)
+        self._expected = list(batch_sizes)
 
     def _take_samples(self, module: torch.nn.Module, samples: Sequence[Any]) -> list[Call]:
         if isinstance(samples, (torch.Tensor, dict)) or not isinstance(samples, Sequence) or not len(samples):
@@ -145,20 +181,30 @@ class XPUGraphBackend(Backend):
         check_same_structure(calls)
         return calls
 
-    def grid_sizes(self, largest_seen: int) -> list[int]:
-        """The batch sizes that are recorded when the largest sample has `largest_seen` items."""
-        native = _native.load()
-        if self.config.batch_sizes is not None:
-            return list(native.BatchGrid.from_sizes(list(self.config.batch_sizes)).sizes)
-        return list(native.BatchGrid.regular(largest_seen, self.config.max_recorded_batch_size).sizes)
+    def grid_sizes(self, largest_seen: int, exact: Sequence[int] = ()) -> list[int]:
+        """The batch sizes that are recorded when the largest sample has `largest_seen` items.
+
+        Args:
+            largest_seen: Items of the largest sample.
+            exact: Sizes to record beside the grid.
+        """
+        config, native = self.config, _native.load()
+        named = list(config.batch_sizes or [])
+        beside = config.exact_batch_sizes or not named
+        sizes = native.BatchGrid.regular(largest_seen, config.max_recorded_batch_size).sizes if beside else []
+        most = config.max_recorded_batch_size if beside else max(named)
+        return sorted({*sizes, *(size for size in (*named, *exact) if size <= most)})
 
     def _activate(self) -> None:
         assert self._module is not None and self._recipe is not None
         check_module(self._module)
-        self._recording = Recording(self._module, self._recipe, self.config, None, self._reject())
+        self._start(self._make_recording(self._module, self._recipe, None))
 
     def _deactivate(self) -> None:
         assert self._recording is not None
+        if self._adder is not None:
+            self._adder.close()
+            self._adder = None
         self._recording.close()
         self._recording = None
 
@@ -214,6 +260,32 @@ class XPUGraphBackend(Backend):
         self._eager_calls[reason if known else "other reasons"] += 1
         return result
 
+    def record_batch_size(self, batch_size: int) -> None:
+        """Records one more size while the others serve calls, of other threads too. Does nothing when it is recorded.
+
+        The size is recorded again when the backend is activated again, or loaded from a checkpoint saved after this.
+
+        Args:
+            batch_size: At most the largest size that the backend was built for.
+
+        Raises:
+            ConfigError: It is not such a number.
+            CaptureError: Recording failed, or its results differ from eager's; ``dropped_batch_sizes`` has the reason,
+                and everything else is as before. What the forward itself raises comes as it is.
+            OutOfMemoryError: The pool would grow above its limit.
+            StateError: Not built or not active.
+        """
+        self._active("record_batch_size").add(batch_size)
+
+    def plan(self, batch_size: int) -> list[int]:
+        """The recorded sizes that serve a batch, in order: [24], or [16, 1], of 17 rows.
+
+        Raises:
+            InputError: `batch_size` is negative.
+            StateError: Not built or not active.
+        """
+        return [chunk.size for chunk in self._active("plan").call.plan(batch_size)]
+
     def replay(self, batch_size: int) -> None:
         """Replays the graph of one recorded size on whatever its buffers hold, for measuring."""
         self._active("replay").call.replay(batch_size)
@@ -236,8 +308,20 @@ class XPUGraphBackend(Backend):
             "recorded_batch_sizes": self.recorded_batch_sizes,
             "dropped_batch_sizes": {str(size): reason for size, reason in self.dropped_batch_sizes.items()},
             "record_seconds": self.record_seconds,
+            "plan": self._plan_text(),
             "pool_bytes": self.pool_stats()["reserved"],
         }
+
+    def cover(self, batch_size: int) -> list[int]:
+        """As `plan`."""
+        return self.plan(batch_size)
+
+    def _plan_text(self) -> str:
+        recording = self._active("describe")
+        if recording.costs:
+            return f"measured: {describe_plan(recording.call)}"
+        dropped = f" (measured, but {recording.plan_dropped})" if recording.plan_dropped else ""
+        return f"pad: every batch → next recorded size{dropped}"
 
     def _active(self, method: str) -> Recording:
         if self._recording is None:
@@ -259,6 +343,11 @@ class XPUGraphBackend(Backend):
     def record_seconds(self) -> float:
         """Time spent warming up and capturing, compilation and check left out."""
         return self._active("record_seconds").record_seconds
+
+    @property
+    def capture_seconds(self) -> float:
+        """Time spent capturing, warm-up left out."""
+        return self._active("capture_seconds").capture_seconds
 
     @property
     def compile_seconds(self) -> float:
@@ -307,6 +396,7 @@ class XPUGraphBackend(Backend):
             lines += [
                 f"  device: {self._recipe.device}",
                 f"  recorded batch sizes ({len(sizes)}): {', '.join(map(str, sizes))}",
+                f"  plan: {self._plan_text()}",
                 f"  pool: {pool['reserved']:,} bytes reserved, {pool['inputs']:,} bytes of padded input",
                 f"  calls: {counters['graph_calls']} by graphs, {counters['eager_calls']} by eager",
             ]
@@ -320,7 +410,7 @@ class XPUGraphBackend(Backend):
         return dataclasses.asdict(self.config)
 
     def to_dict(self) -> dict[str, Any]:
-        """Configuration and recipe as plain JSON values; no weights.
+        """Configuration, recipe, and the costs that the plan follows from, as plain JSON values; no weights.
 
         Raises:
             StateError: Not built yet.
@@ -329,7 +419,12 @@ class XPUGraphBackend(Backend):
         if self._recipe is None:
             self._need("to_dict", BackendState.ACTIVE)
         assert self._recipe is not None
-        return {"backend": type(self).__name__, "config": self._config_dict(), "recipe": recipe_to_dict(self._recipe)}
+        return {
+            "backend": type(self).__name__,
+            "config": self._config_dict(),
+            "recipe": recipe_to_dict(self._recipe),
+            "costs": {str(size): cost for size, cost in sorted(self._costs.items())},
+        }
 
     @classmethod
     def from_dict(cls, module: torch.nn.Module, state: dict[str, Any]) -> XPUGraphBackend:
@@ -341,7 +436,8 @@ class XPUGraphBackend(Backend):
         try:
             backend = cls(XPUGraphBackendConfig(**state["config"]))
             backend._recipe = recipe_from_dict(state["recipe"])
-        except (KeyError, TypeError) as error:
+            backend._costs = _costs_from_dict(state.get("costs", {}))
+        except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"state: not what XPUGraphBackend.to_dict() makes ({error!r})") from error
         check_module(module)
         device = next((t.device for t in module.parameters()), backend._recipe.device)
@@ -351,6 +447,13 @@ class XPUGraphBackend(Backend):
         backend._module = module
         backend._state = BackendState.CHECKPOINT_LOADED
         return backend
+
+
+def _costs_from_dict(state: dict[str, float]) -> dict[int, float]:
+    for size, cost in state.items():
+        if not (size.isdecimal() and type(cost) in (int, float) and 0 < cost < float("inf")):
+            raise ConfigError(f"state: {size!r}: {cost!r} is no batch size with its cost")
+    return {int(size): float(cost) for size, cost in state.items()}
 
 
 def _common_device(call: Call, module: torch.nn.Module) -> torch.device:

@@ -18,6 +18,7 @@ import torch
 from ..backends import Backend, BackendState
 from ..check import Tolerance
 from ..errors import ConfigError, StateError
+from ..precision import tf32_noise
 from ..structure import Leaves, Spec, describe, first_difference
 from ..weights import same_bits
 from .profiling import Measurement
@@ -75,6 +76,7 @@ class Candidate:
         lines: list[str] = []
         try:
             with _kept_log(lines):
+                self.backend.expect(workload.recipe.batch_sizes, workload.exact_batch_sizes)
                 self.backend.build(module, workload.samples(), **options)
             if self.backend.state is not BackendState.ACTIVE:
                 raise StateError(f"build() left the backend {self.backend.state.value}; it must be active then")
@@ -196,6 +198,7 @@ class Reference:
         self._workload, self._tolerance = workload, tolerance
         self.name = "eager on the CPU" if on_cpu else "eager"
         self._last: tuple[int, _Outcome] | None = None
+        self._noise: list[float] | None = None
         self.writes = False  # whether the forward was seen to change its arguments
 
     def expected(self, batch_size: int) -> _Outcome:
@@ -208,6 +211,14 @@ class Reference:
         """How a second run on the same rows differs from the first; None: it does not."""
         first, second = self.expected(batch_size), self._run(batch_size)
         return self._compare(second, first)
+
+    def _allowed_noise(self) -> list[float]:
+        """For TF32's sake, measured once: on the first batch that is compared."""
+        if self._noise is None:
+            assert self._last is not None
+            batch_size, outcome = self._last
+            self._noise = tf32_noise(self._workload.device, outcome.tensors, lambda: self._run(batch_size).tensors)
+        return self._noise
 
     def _run(self, batch_size: int) -> _Outcome:
         args, kwargs = self._workload.call(batch_size, self._device)
@@ -224,10 +235,12 @@ class Reference:
     def _compare(self, outcome: _Outcome, expected: _Outcome) -> str | None:
         if (difference := first_difference(outcome.spec, expected.spec, "output")) is not None:
             return f"{difference} (the second is {self.name}'s)"
-        for name, a, b in zip(expected.names, outcome.tensors, expected.tensors, strict=True):
+        for name, a, b, noise in zip(
+            expected.names, outcome.tensors, expected.tensors, self._allowed_noise(), strict=True
+        ):
             if a.shape != b.shape or a.dtype != b.dtype:
                 return f"{name} is {a.dtype} {tuple(a.shape)}; {self.name}'s is {b.dtype} {tuple(b.shape)}"
-            if (worst := self._tolerance.worst(a, b)) > 1.0:
+            if (worst := self._tolerance.worst(a, b, noise)) > 1.0:
                 return f"{name} differs from {self.name}'s by {worst:.3g} times the tolerance"
         return None
 

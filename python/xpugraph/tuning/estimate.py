@@ -60,7 +60,9 @@ def estimate(module: torch.nn.Module, workload: Workload, strategy: TuneStrategy
     """Runs eager at the smallest and the largest size and extrapolates."""
     backends = strategy.backends_to_build()
     graphs = [backend for backend in backends if isinstance(backend, XPUGraphBackend)]
-    grids = [graph.grid_sizes(workload.largest) for graph in graphs]
+    exact = [workload.exact_batch_sizes or graph.config.exact_batch_sizes for graph in graphs]
+    served = workload.recipe.batch_sizes
+    grids = [g.grid_sizes(workload.largest, served if e else ()) for g, e in zip(graphs, exact, strict=True)]
     recorded = sorted({size for grid in grids for size in grid})
     profiled = strategy.profiled_sizes(workload, recorded)
     largest = recorded[-1] if recorded else workload.largest

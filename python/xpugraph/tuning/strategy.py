@@ -219,7 +219,9 @@ class OneBackendStrategy(TuneStrategy):
 
 
 def _curve(candidate: Candidate) -> LatencyCurve:
-    return LatencyCurve({size: m.latency_ms for size, m in candidate.measurements.items()}, tuple(candidate.steps))
+    assert candidate.backend is not None
+    measured = {size: m.latency_ms for size, m in candidate.measurements.items()}
+    return LatencyCurve(measured, tuple(candidate.steps), candidate.backend.cover if candidate.steps else None)
 
 
 def _finish(

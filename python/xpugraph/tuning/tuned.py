@@ -76,6 +76,7 @@ def tune(
     strategy: TuneStrategy | None = None,
     *,
     batch_dims: BatchDims | None = None,
+    exact_batch_sizes: bool = False,
     dry_run: Literal[False] = False,
     progress: bool | OnStep = True,
 ) -> TunedModule: ...
@@ -89,6 +90,7 @@ def tune(
     strategy: TuneStrategy | None = None,
     *,
     batch_dims: BatchDims | None = None,
+    exact_batch_sizes: bool = False,
     dry_run: bool,
     progress: bool | OnStep = True,
 ) -> TunedModule | Estimate: ...
@@ -101,6 +103,7 @@ def tune(
     strategy: TuneStrategy | None = None,
     *,
     batch_dims: BatchDims | None = None,
+    exact_batch_sizes: bool = False,
     dry_run: bool = False,
     progress: bool | OnStep = True,
 ) -> TunedModule | Estimate:
@@ -115,6 +118,7 @@ def tune(
             None: 1 and the largest batch of the dataset.
         strategy: Default: ``HighestThroughputStrategy()``.
         batch_dims: Which dimension of each tensor follows the batch, as in ``XPUGraphBackend.build``.
+        exact_batch_sizes: Graphs are recorded of exactly `batch_sizes` too, beside the grid.
         dry_run: Build nothing; run the module a few times and return an estimate of sizes, bytes and time.
         progress: True: a bar on terminals. A function: told of every step. False: nothing.
 
@@ -129,11 +133,13 @@ def tune(
     chosen = HighestThroughputStrategy() if strategy is None else strategy
     if not isinstance(chosen, TuneStrategy):
         raise ConfigError(f"strategy={strategy!r}; a strategy such as HighestThroughputStrategy() is needed")
+    if not isinstance(exact_batch_sizes, bool):
+        raise ConfigError(f"exact_batch_sizes={exact_batch_sizes!r}; accepted are True and False")
     sizes = None if batch_sizes is None else sorted_sizes("batch_sizes", batch_sizes)
     start = time.perf_counter()
     # Not in inference mode, whichever mode the caller is in: its tensors cannot be written to outside of it.
     with torch.inference_mode(False), torch.no_grad():
-        workload = Workload(module, dataset, sizes, batch_dims)
+        workload = Workload(module, dataset, sizes, batch_dims, exact_batch_sizes)
         if dry_run:
             return estimate(module, workload, chosen)
         _log_start(module, workload, chosen)

@@ -32,6 +32,7 @@ class Workload:
             anything else that is iterated for them. Of a loader at most 8 batches are taken.
         batch_sizes: The sizes that will be served; None: 1 and the largest batch of the dataset.
         batch_dims: As in ``XPUGraphBackend.build``.
+        exact_batch_sizes: Graphs are recorded of exactly these sizes too.
 
     Raises:
         ConfigError: The dataset does not fit the module's forward, or does not tell the batch; names the argument.
@@ -43,7 +44,9 @@ class Workload:
         dataset: Any,
         batch_sizes: Sequence[int] | None = None,
         batch_dims: BatchDims | None = None,
+        exact_batch_sizes: bool = False,
     ) -> None:
+        self.exact_batch_sizes = exact_batch_sizes
         samples = take_samples(dataset)
         device = _device(module, samples)
         calls = [_take_apart(module, to_device(sample, device, f"dataset[{i}]")) for i, sample in enumerate(samples)]
