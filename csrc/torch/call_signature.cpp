@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/error.h"
 #include "torch/plain_value.h"
@@ -29,14 +28,6 @@ std::string type_of(PyObject* object) { return Py_TYPE(object)->tp_name; }
 bool is_parameter(PyObject* object) {
   static PyObject* const type = py::object(py::module_::import("torch.nn").attr("Parameter")).release().ptr();
   return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type;
-}
-
-std::string list_of(at::IntArrayRef sizes) {
-  std::ostringstream out;
-  out << '[';
-  for (std::size_t i = 0; i < sizes.size(); ++i) out << (i ? ", " : "") << sizes[i];
-  out << ']';
-  return out.str();
 }
 
 const char* kind_name(Node::Kind kind) {
@@ -87,20 +78,24 @@ Node Node::parse(const py::handle& spec) {
   return node;
 }
 
+std::string list_of(at::IntArrayRef sizes) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+  return text + "]";
+}
+
 std::string describe_shape(const TensorSpec& spec) {
-  std::ostringstream out;
-  out << '[';
+  std::string text = "[";
   for (std::size_t i = 0; i < spec.shape.size(); ++i) {
-    out << (i ? ", " : "");
+    if (i) text += ", ";
     if (static_cast<std::int64_t>(i) != spec.batch_dim)
-      out << spec.shape[i];
+      text += std::to_string(spec.shape[i]);
     else if (spec.rows_per_item == 1)
-      out << "batch";
+      text += "batch";
     else
-      out << spec.rows_per_item << "*batch";
+      text += std::to_string(spec.rows_per_item) + "*batch";
   }
-  out << ']';
-  return out.str();
+  return text + "]";
 }
 
 CallSignature::CallSignature(std::vector<Parameter> parameters, std::vector<TensorSpec> tensors, at::Device device,

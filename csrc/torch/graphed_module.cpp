@@ -3,12 +3,18 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <sstream>
 #include <unordered_map>
 
 #include "core/error.h"
 
 namespace xpugraph {
+namespace {
+
+std::string describe_tensor(at::ScalarType dtype, at::IntArrayRef sizes, at::Device device) {
+  return std::string(c10::toString(dtype)) + list_of(sizes) + " on " + device.str();
+}
+
+}  // namespace
 
 GraphedModule::GraphedModule(std::shared_ptr<GraphRuntime> runtime, at::Device device, const BatchGrid& grid,
                              const std::vector<TensorSpec>& inputs, std::vector<TensorSpec> outputs,
@@ -70,10 +76,9 @@ GraphedModule::Results GraphedModule::hold(Tensors&& outputs, std::int64_t size)
     const TensorSpec& spec = output_specs_[i];
     const at::Tensor& output = outputs[i];
     if (output.device() != device_ || output.scalar_type() != spec.dtype || output.sizes() != spec.shape_for(size)) {
-      std::ostringstream text;
-      text << "batch size " << size << ": " << spec.name << " is " << output.scalar_type() << output.sizes() << " on "
-           << output.device() << ", expected " << spec.dtype << describe_shape(spec) << " on " << device_;
-      throw CaptureError(text.str());
+      throw CaptureError("batch size " + std::to_string(size) + ": " + spec.name + " is " +
+                         describe_tensor(output.scalar_type(), output.sizes(), output.device()) + ", expected " +
+                         describe_tensor(spec.dtype, spec.shape_for(size), device_));
     }
     // Memory that somebody else holds (a parameter, an argument, a cache) is not the pool's to give to the next capture.
     const bool held_elsewhere = output.storage().use_count() > ours[output.storage().unsafeGetStorageImpl()];

@@ -28,6 +28,9 @@ struct TensorSpec {
   }
 };
 
+/// "[8, 256]".
+std::string list_of(at::IntArrayRef sizes);
+
 /// "[batch, 256]" for a batched tensor, "[8, 256]" otherwise.
 std::string describe_shape(const TensorSpec& spec);
 

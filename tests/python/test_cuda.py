@@ -64,7 +64,7 @@ def test_memory_comes_back_also_after_captures_that_failed(pair):
 def test_random_numbers_work_after_a_capture_that_failed(pair, device):
     class Draws(torch.nn.Module):
         def forward(self, x):
-            return x + torch.rand_like(x) if x.shape[0] == 2 else x
+            return x + torch.rand_like(x) if x.shape[0] == 2 else x * 1
 
     p = pair(Draws(), [torch.randn(8, 4)])
     assert 2 in p.backend.dropped_batch_sizes
@@ -98,7 +98,7 @@ def test_a_call_inside_the_users_own_capture_is_refused(pair, device):
     p = pair(mlp(), [torch.randn(8, 32)])
     x = torch.randn(3, 32, device=device)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(xg.CaptureError, match="recording a CUDA graph"), torch.cuda.graph(graph):
+    with pytest.raises(xg.CaptureError, match="recording a"), torch.cuda.graph(graph):
         y = torch.zeros_like(x)
         p.backend.infer(y)
     p.check(torch.randn(3, 32))
@@ -175,7 +175,7 @@ def test_tf32_is_no_dependence_of_rows(device):
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), *layers).eval().to(device)
     for layer in module:
         if isinstance(layer, torch.nn.Conv2d):
-            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="linear").mul_(3)
+            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="linear").data.mul_(3)
     backend = xg.XPUGraphBackend().build(module, [torch.randn(64, 3, 32, 32, device=device)])
     assert torch.backends.cudnn.allow_tf32 is True
     assert len(backend.recorded_batch_sizes) > 5
