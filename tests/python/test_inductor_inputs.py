@@ -74,20 +74,35 @@ def test_calls_that_say_the_same_in_another_way_compile_nothing(recorded, device
             call(inductor.infer, bad, torch.randn(3, 6).to(device))
 
 
-def test_one_tensor_as_two_arguments_of_which_one_is_written(device):
+def test_written_arguments_that_share_memory_are_eagers(device):
+    """torch.compile would not notice."""
+
     def function(x, y):
         x.add_(1)
         return x * y
 
+    def separate(size):
+        return torch.randn(size, 3).to(device), torch.randn(size, 3).to(device)
+
     module = Fn(function)
     module.register_buffer("anchor", torch.zeros(1))
-    samples = [(torch.randn(4, 3).to(device), torch.randn(4, 3).to(device))]
-    backend = xg.TorchInductorBackend().build(module.eval().to(device), samples)
+    backend = xg.TorchInductorBackend().build(module.eval().to(device), [separate(4)])
     for size in (1, 3, 4):
-        x = torch.randn(size, 3)
-        given = x.to(device)
-        torch.testing.assert_close(backend.infer(given, given).cpu(), (x + 1) * (x + 1))
-        torch.testing.assert_close(given.cpu(), x + 1)
+        for view in (lambda t: (t[1:], t[1:]), lambda t: (t[1:], t[:-1]), lambda t: (t[:-1], t[1:])):
+            buffer = torch.randn(size + 1, 3)
+            given = buffer.to(device)
+            expected = function(*view(buffer))
+            torch.testing.assert_close(backend.infer(*view(given)).cpu(), expected)
+            torch.testing.assert_close(given.cpu(), buffer)
+    assert backend.counters()["eager_reasons"] == {"arguments share memory, and forward writes to arguments": 7}
+    for size in (1, 3, 4):
+        x, y = separate(size)
+        expected = (x.cpu() + 1) * y.cpu()
+        torch.testing.assert_close(backend.infer(x, y).cpu(), expected)
+        both = torch.randn(2, size, 3)
+        given = both.to(device)
+        torch.testing.assert_close(backend.infer(*given).cpu(), (both[0] + 1) * both[1])
+    assert backend.counters()["eager_calls"] == 7
 
 
 def test_an_input_at_an_odd_address(recorded, device):

@@ -93,6 +93,7 @@ class TorchInductorBackend(Backend):
         self._run: Callable[..., Any] | None = None
         self._compiler: InductorCompiler | None = None  # not before it is built: strategies copy backends
         self._form: CallForm | None = None
+        self._writes = False  # whether the forward writes to its arguments
         self._breaks: list[str] = []
         self._uncompiled: dict[int, str] = {}
         self._eager_calls: Counter[str] = Counter()
@@ -130,6 +131,7 @@ class TorchInductorBackend(Backend):
         self._uncompiled = {}
         start = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad(), inductor_hooks.compiling():
+            self._writes = _writes_arguments(module, recipe, samples)
             before = inductor_hooks.graph_breaks()
             try:
                 self._run_all(run, compiler, recipe, samples)
@@ -204,6 +206,9 @@ class TorchInductorBackend(Backend):
                 args, kwargs = _without_marks(*self._form(args, kwargs))
             except TypeError as error:  # Dynamo would take f(x, x=x)
                 return self._serve_uncompiled(error, args, kwargs)
+            if self._writes and _share_memory((args, kwargs)):
+                self._note("arguments share memory, and forward writes to arguments")
+                return self._module(*args, **kwargs)  # type: ignore[misc]
             try:
                 result = run(*args, **kwargs)
             except Exception as error:
@@ -321,6 +326,29 @@ class TorchInductorBackend(Backend):
 def _reasons(before: Counter[str]) -> list[str]:
     """Why graphs were broken since `before`, each reason once."""
     return [inductor_hooks.one_line(text) for text in inductor_hooks.graph_breaks() - before]
+
+
+def _writes_arguments(module: torch.nn.Module, recipe: Recipe, samples: Sequence[torch.Tensor] | None) -> bool:
+    """Whether eager writes in place to an argument; a forward that raises is left to the compilation to name."""
+    generator = torch.Generator().manual_seed(_SEED)
+    inputs = fresh_inputs(recipe.tensors, samples, recipe.batch_sizes[-1], recipe.device, generator)
+    args, kwargs = rebuild_call(recipe.arguments, inputs)
+    before = [tensor._version for tensor in inputs]
+    with contextlib.suppress(Exception):
+        module(*args, **kwargs)
+    return before != [tensor._version for tensor in inputs]
+
+
+def _share_memory(call: Any) -> bool:
+    """Whether two tensors of a call overlap, which torch.compile does not see where those it compiled for did not."""
+    ends = 0
+    tensors = [value for value in pytree.tree_leaves(call) if isinstance(value, torch.Tensor) and value.numel()]
+    for tensor in sorted(tensors, key=torch.Tensor.data_ptr):
+        if tensor.data_ptr() < ends:
+            return True
+        steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        ends = max(ends, tensor.data_ptr() + (steps + 1) * tensor.element_size())
+    return False
 
 
 def _without_marks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
