@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import compilations, mlp
+from conftest import Fn, compilations, mlp
 from torch._dynamo.utils import counters
 from torch.nn.functional import relu
 
@@ -164,6 +164,18 @@ def test_settings_of_the_process_change_nothing(recorded, device, setting):
         assert p.backend.inductor_compiles == inductor.inductor_compiles == 2
         assert inductor.counters()["eager_calls"] == 0
         assert getattr(torch._dynamo.config, setting) == HOSTILE[setting]
+
+
+def test_nothing_but_the_batch_is_variable(device):
+    """Kernels of fixed lengths are faster; another length shows whether it was fixed."""
+    module = Fn(lambda x: x.sin() + 1)
+    module.register_buffer("anchor", torch.zeros(1))
+    with torch._dynamo.config.patch(assume_static_by_default=False):
+        backend = xg.TorchInductorBackend().build(module.eval().to(device), [torch.randn(8, 4).to(device)])
+    for size, width, compiles in ((3, 4, 2), (3, 5, 3)):
+        x = torch.randn(size, width)
+        torch.testing.assert_close(backend.infer(x.to(device)).cpu(), x.sin() + 1)
+        assert backend.inductor_compiles == compiles
 
 
 def test_dynamic_true_with_a_batch_as_long_as_other_dimensions(device):
