@@ -34,7 +34,8 @@ _dynamo.config, fx.experimental._config                2.11-2.14  errors not swa
 =====================================================  =========  ==================================================
 
 Registration changes nothing for any other device. A torch that this list was not written for is refused. Tests were run
-with 2.13.0 and 2.14.1; for 2.11.0 and 2.12.0 the names were looked up in their sources.
+with 2.11.0, 2.13.0 and 2.14.1; for 2.12.0 the names were looked up in its sources. With 2.11 nn.TransformerEncoderLayer
+does not compile for the sycl device, as its fused operator has no fake kernel; that is a BuildError with this reason.
 """
 
 from __future__ import annotations

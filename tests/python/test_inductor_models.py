@@ -9,6 +9,7 @@ from conftest import Fn
 from torch.nn.functional import relu
 
 import xpugraph as xg
+from xpugraph import inductor_hooks
 
 
 class Convolutions(torch.nn.Module):
@@ -92,6 +93,7 @@ def test_attention(recorded, kind):
         p.check(torch.randn(size, 5, 16))
 
 
+@pytest.mark.skipif(inductor_hooks.version() == (2, 11), reason="its fused encoder layer has no fake kernel there")
 def test_multi_head_attention_of_a_transformer(recorded):
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     p = recorded(torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), [torch.randn(4, 5, 16)])
