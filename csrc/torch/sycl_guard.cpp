@@ -40,7 +40,8 @@ class SyclGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return unwrap(stream).handle; }
   bool queryStream(const c10::Stream& stream) const override { return sycl_cpu::idle(unwrap(stream)); }
-  bool isStreamCapturing(const c10::Stream& stream) const override { return sycl_cpu::recording(unwrap(stream)); }
+  // An override where torch asks for it; torch 2.11 does not.
+  virtual bool isStreamCapturing(const c10::Stream& stream) const { return sycl_cpu::recording(unwrap(stream)); }
   void synchronizeStream(const c10::Stream& stream) const override {
     if (unwrap(stream) == current_stream()) refuse_if_capturing("synchronising the stream");
     sycl_cpu::synchronize(unwrap(stream));

@@ -166,10 +166,11 @@ def _shrink(values: torch.Tensor, dim: int, rows: int, generator: torch.Generato
 
 
 def _like_sample(values: torch.Tensor, argument: TensorArgument, device: torch.device) -> torch.Tensor:
-    """On the device, in the memory format of the sample."""
+    """On the device, in the memory format of the sample. No view: Dynamo would fix what the view is of."""
     order = sorted(range(values.dim()), key=lambda d: argument.strides[d], reverse=True)
     inverse = [order.index(d) for d in range(values.dim())]
-    return values.permute(order).contiguous().to(device).permute(inverse)
+    like = values.permute(order).contiguous().permute(inverse)
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device).copy_(like)
 
 
 def output_dims(

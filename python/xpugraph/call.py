@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,28 @@ def rebuild_call(
     args = tuple(rebuild(a.spec, tensors) for a in arguments if a.positional)
     kwargs = {a.name: rebuild(a.spec, tensors) for a in arguments if not a.positional}
     return args, kwargs
+
+
+class CallForm:
+    """Brings calls of a forward into the form in which rebuild_call() makes them, for whoever tells calls by it."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._signature = inspect.signature(forward)
+        kinds = [parameter.kind for parameter in self._signature.parameters.values()]
+        simple = all(
+            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+        )
+        self._positions = len(kinds) if simple else -1
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """By position what can be, with the defaults. Raises TypeError for a call that does not fit."""
+        if not kwargs and len(args) == self._positions:
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        named = bound.kwargs
+        others = sorted(name for name in named if name not in self._signature.parameters)
+        return bound.args, {name: named[name] for name in [n for n in named if n not in others] + others}
 
 
 def as_call(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -34,7 +34,6 @@ class Compiled:
     neither other models nor earlier builds count towards the recompile limit, and no configuration is changed for good.
 
     Attributes:
-        compiles: Compilations so far, by torch's own counter.
         kept: What captures read beside their inputs (weights, buffers, tensors of closures), one tensor a storage.
 
     Threads: one at a time.
@@ -56,8 +55,12 @@ class Compiled:
         self._run = torch.compile(fresh_entry(module), backend=self._backend, fullgraph=True)
         self._most = most
         self._failures = 0
-        self.compiles = 0
         self.kept: dict[int, torch.Tensor] = {}
+
+    @property
+    def compiles(self) -> int:
+        """Compilations so far; what other threads compile meanwhile is not among them, as in torch's own counter."""
+        return self._backend.graphs
 
     def warm_up(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Runs the module on the inputs of one batch size, compiling what is missing.
@@ -94,15 +97,12 @@ class Compiled:
     def _call(self, inputs: Sequence[torch.Tensor], final: bool) -> Any:
         mark_batch(inputs, self._tensors)
         args, kwargs = rebuild_call(self._arguments, inputs)
-        before = inductor_hooks.compilations()
         self._backend.start()
         try:
             with inductor_hooks.compiling(final):
                 result = self._run(*args, **kwargs)
         except Exception as error:
             raise self._named(error, final) from error
-        finally:
-            self.compiles += inductor_hooks.compilations() - before
         if not self._backend.ran():
             raise InductorError("torch.compile ran the forward without compiling anything of it")
         return result
@@ -169,11 +169,15 @@ def fresh_entry(module: torch.nn.Module) -> Callable[..., Any]:
     """A function that calls `module`, with a code object of its own.
 
     Dynamo keeps what it compiles by code object. The forward of a class like nn.Sequential is one code object for all
-    its instances, and the ninth of them would exceed the recompile limit.
+    its instances, and the ninth of them would exceed the recompile limit. What is compiled becomes a global variable of
+    the function, so its globals are its own too.
     """
 
     def entry(*args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
     code = entry.__code__.replace(co_name=f"xpugraph_forward_{next(_numbers)}")
-    return types.FunctionType(code, entry.__globals__, code.co_name, entry.__defaults__, entry.__closure__)
+    names = {name: entry.__globals__[name] for name in ("__name__", "__builtins__")}
+    function = types.FunctionType(code, names, code.co_name, entry.__defaults__, entry.__closure__)
+    inductor_hooks.forget_with(function)
+    return function

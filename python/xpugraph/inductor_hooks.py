@@ -26,13 +26,16 @@ _C._conv_determine_backend_memory_format               2.11-2.14  fake convoluti
 config cuda_backend="cpp" (in one compilation only)    2.11-2.14  utils.get_current_backend answers it for every
                                                                   device it does not know; "triton" otherwise
 async_compile.AsyncCompile.cpp_pybinding               2.11-2.14  compiles and loads a C++ source
-_dynamo.utils.counters                                 2.11-2.14  counts compilations
+_dynamo.utils.counters                                 2.11-2.14  names graph breaks
+_dynamo.utils.guard_failures and                       2.11-2.14  Dynamo's maps for debugging keep a code object, and
+_C._dynamo.eval_frame.reset_code                                  all that was compiled for it, until they are told
 _dynamo.config, fx.experimental._config                2.11-2.14  errors not swallowed, no duck sizing, recompiling
                                                                   forbidden; always by patch(), for one call
 =====================================================  =========  ==================================================
 
 Registration changes nothing for any other device. A torch that this list was not written for is refused. Tests were run
-with 2.13.0 and 2.14.1; for 2.11.0 and 2.12.0 the names were looked up in their sources.
+with 2.11.0, 2.13.0 and 2.14.1; for 2.12.0 the names were looked up in its sources. With 2.11 nn.TransformerEncoderLayer
+does not compile for the sycl device, as its fused operator has no fake kernel; that is a BuildError with this reason.
 """
 
 from __future__ import annotations
@@ -41,7 +44,12 @@ import contextlib
 import functools
 import importlib
 import re
+import sys
+import threading
+import types
 import warnings
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,6 +62,7 @@ VERSIONS = ((2, 11), (2, 12), (2, 13), (2, 14))
 _DEVICE = "sycl"
 # Part of the key under which torch keeps compiled graphs on disk: raise it with every change of what is generated.
 _REVISION = 4
+_one_thread = threading.RLock()  # may be waited for in a capture; whoever holds it waits for no capture
 
 
 def version(text: str | None = None) -> tuple[int, int]:
@@ -77,18 +86,24 @@ def version(text: str | None = None) -> tuple[int, int]:
 # ---- counting and configuring ----------------------------------------------------------------------------------------
 
 
-def compilations() -> int:
-    """How many graphs this process has compiled so far, by torch's own counter."""
+def graph_breaks() -> Counter[str]:
+    """How often this process broke a graph for each reason so far, by torch's own counter."""
     from torch._dynamo.utils import counters
 
-    return int(counters["stats"]["unique_graphs"])
+    return Counter(counters["graph_break"])
 
 
-def graph_breaks() -> list[str]:
-    """The reasons of every graph break of this process so far, by torch's own counter."""
-    from torch._dynamo.utils import counters
+def forget_with(function: types.FunctionType) -> None:
+    """What Dynamo compiled for `function` goes with it."""
+    weakref.finalize(function, _forget, function.__code__).atexit = False
 
-    return list(counters["graph_break"].elements())
+
+def _forget(code: types.CodeType) -> None:
+    from torch._C._dynamo.eval_frame import reset_code
+    from torch._dynamo.utils import guard_failures
+
+    guard_failures.pop(code, None)
+    reset_code(code)
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
@@ -115,7 +130,13 @@ def compiling(final: bool = False) -> Iterator[None]:
     """The settings in which xpugraph compiles; those of the process are as before afterwards.
 
     Errors are raised and never turned into eager runs; dimensions of equal length are not taken for one (a batch of 256
-    in a 256-wide layer), and nothing but what is marked is of variable length.
+    in a 256-wide layer), and nothing but what is marked is of variable length. Dynamo's limits are off: they count what
+    other builds compiled of the same code, such as what follows a graph break in a submodule; xpugraph counts for
+    itself. (torch.compile's isolate_recompiles, from 2.13, would count builds apart, but it is one number for all
+    threads: while others call what was compiled so, entries land in the wrong place, and code is compiled again.)
+
+    One thread at a time: torch 2.11 has the settings once for all threads, and two that put them back in the order in
+    which they came would leave them changed for good.
 
     Args:
         final: What would be compiled once more raises, with the guards that failed.
@@ -123,10 +144,11 @@ def compiling(final: bool = False) -> Iterator[None]:
     import torch.fx.experimental._config as shapes
 
     with (
+        _one_thread,
         torch._dynamo.config.patch(
             suppress_errors=False,
-            recompile_limit=max(torch._dynamo.config.recompile_limit, 8),  # more than xpugraph lets happen
-            fail_on_recompile_limit_hit=True,
+            recompile_limit=sys.maxsize,
+            accumulated_recompile_limit=sys.maxsize,
             assume_static_by_default=True,
             automatic_dynamic_shapes=False,
             error_on_recompile=final,
@@ -201,11 +223,16 @@ def short_reason(error: BaseException) -> str:
         return "guards that failed: " + "; ".join(re.sub(r"^- \d+/\d+: ", "", guard) for guard in guards)
     text, _, source = text.partition("\n\nfrom user code")
     text = text.partition("Set TORCH")[0].partition("\nTraceback")[0]
-    lines = [line.strip() for line in text.splitlines()]
-    text = " ".join(line for line in lines if line and not line.startswith(("Hint:", "For more details")))
+    text = one_line(text)
     if where := re.findall(r'File "([^"]+)", line (\d+)', source):
         text += f" ({where[-1][0]}:{where[-1][1]})"
     return text if isinstance(inner, BuildError) else f"{type(inner).__name__}: {text}"
+
+
+def one_line(text: str) -> str:
+    """What torch says in several lines, without its advice."""
+    lines = [line.strip() for line in text.splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith(("Hint:", "For more details")))
 
 
 def _import_inductor() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import xpugraph as xg
 from xpugraph.structure import Leaves, describe, first_difference, rebuild
@@ -86,6 +87,28 @@ class Pair:
 def pair(device: torch.device) -> Callable[..., Pair]:
     def make(module: torch.nn.Module, samples: list[Any], **config: Any) -> Pair:
         return Pair(module, device, samples, **config)
+
+    return make
+
+
+def compilations() -> int:
+    """Graphs that Dynamo had compiled in this process so far, by torch's own counter."""
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture
+def recorded(pair: Callable[..., Pair]) -> Callable[..., Pair]:
+    """A pair whose graphs hold Inductor's kernels; checks what must hold for every one of them."""
+
+    def make(module: torch.nn.Module, samples: list[Any], most: int = 2, **config: Any) -> Pair:
+        before, broken = compilations(), sum(counters["graph_break"].values())
+        p = pair(module, samples, compile_with_inductor=True, **config)
+        assert p.backend.inductor_compiles == compilations() - before
+        assert 1 <= p.backend.inductor_compiles <= most
+        assert sum(counters["graph_break"].values()) == broken
+        nodes = p.backend.nodes()
+        assert list(nodes) == p.backend.recorded_batch_sizes and min(nodes.values()) > 0
+        return p
 
     return make
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from .. import inductor_hooks
 from ..batching import BatchDims, fresh_inputs, tensor_arguments
-from ..call import as_call, check_same_structure, rebuild_call, take_apart
+from ..call import CallForm, as_call, check_same_structure, rebuild_call, take_apart
 from ..compiling import InductorCompiler, InductorError, fresh_entry, mark_batch
 from ..errors import ConfigError
 from ..recipe import Recipe, recipe_from_dict, recipe_to_dict
@@ -92,6 +92,8 @@ class TorchInductorBackend(Backend):
         self._recipe: Recipe | None = None
         self._run: Callable[..., Any] | None = None
         self._compiler: InductorCompiler | None = None  # not before it is built: strategies copy backends
+        self._form: CallForm | None = None
+        self._writes = False  # whether the forward writes to its arguments
         self._breaks: list[str] = []
         self._uncompiled: dict[int, str] = {}
         self._eager_calls: Counter[str] = Counter()
@@ -127,12 +129,16 @@ class TorchInductorBackend(Backend):
         compiler = InductorCompiler(inductor_hooks.compile_options(device.type) | chosen)
         run = torch.compile(fresh_entry(module), backend=compiler, fullgraph=config.fullgraph, dynamic=config.dynamic)
         self._uncompiled = {}
-        start, before = time.perf_counter(), len(inductor_hooks.graph_breaks())
-        with torch.inference_mode(False), torch.no_grad():
-            self._run_all(run, compiler, recipe, samples)
+        start = time.perf_counter()
+        with torch.inference_mode(False), torch.no_grad(), inductor_hooks.compiling():
+            self._writes = _writes_arguments(module, recipe, samples)
+            before = inductor_hooks.graph_breaks()
+            try:
+                self._run_all(run, compiler, recipe, samples)
+            finally:
+                self._breaks = _reasons(before)
         self.compile_seconds = time.perf_counter() - start
-        self._breaks = inductor_hooks.graph_breaks()[before:]
-        self._run, self._compiler = run, compiler
+        self._run, self._compiler, self._form = run, compiler, CallForm(module.forward)
 
     def _run_all(
         self,
@@ -147,9 +153,10 @@ class TorchInductorBackend(Backend):
             if self.config.dynamic is None:
                 mark_batch(inputs, recipe.tensors)
             args, kwargs = rebuild_call(recipe.arguments, inputs)
+            before = inductor_hooks.graph_breaks()
             compiler.start()
             try:
-                with self._autocast(recipe.device), inductor_hooks.compiling():
+                with self._autocast(recipe.device):
                     run(*args, **kwargs)
             except Exception as error:
                 if size == recipe.batch_sizes[-1] or not inductor_hooks.is_of_compiler(error):
@@ -157,7 +164,11 @@ class TorchInductorBackend(Backend):
                 self._uncompiled[size] = inductor_hooks.short_reason(error)
                 continue
             if not compiler.ran():
-                raise InductorError(f"at batch size {size}: torch.compile ran the forward without compiling any of it")
+                why = "; ".join(_reasons(before))
+                raise InductorError(
+                    f"at batch size {size}: torch.compile ran the forward without compiling any of it"
+                    + f" (graph breaks: {why})" * bool(why)
+                )
 
     def _activate(self) -> None:
         assert self._module is not None and self._recipe is not None
@@ -184,14 +195,20 @@ class TorchInductorBackend(Backend):
         run, compiler = self._run, self._compiler
         if run is None:
             self._need("infer", BackendState.ACTIVE, BackendState.DEPLOYED)
-        assert run is not None and compiler is not None and self._recipe is not None
+        assert run is not None and compiler is not None and self._form is not None and self._recipe is not None
         if wants_gradients(args, kwargs):
             self._note("an argument requires a gradient")
             with self._autocast(self._recipe.device):
                 return self._module(*args, **kwargs)  # type: ignore[misc]
-        args, kwargs = _without_marks(args, kwargs)
         compiler.start()
         with torch.no_grad(), self._autocast(self._recipe.device):
+            try:
+                args, kwargs = _without_marks(*self._form(args, kwargs))
+            except TypeError as error:  # Dynamo would take f(x, x=x)
+                return self._serve_uncompiled(error, args, kwargs)
+            if self._writes and _share_memory((args, kwargs)):
+                self._note("arguments share memory, and forward writes to arguments")
+                return self._module(*args, **kwargs)  # type: ignore[misc]
             try:
                 result = run(*args, **kwargs)
             except Exception as error:
@@ -304,6 +321,34 @@ class TorchInductorBackend(Backend):
         backend._module = module
         backend._state = BackendState.CHECKPOINT_LOADED
         return backend
+
+
+def _reasons(before: Counter[str]) -> list[str]:
+    """Why graphs were broken since `before`, each reason once."""
+    return [inductor_hooks.one_line(text) for text in inductor_hooks.graph_breaks() - before]
+
+
+def _writes_arguments(module: torch.nn.Module, recipe: Recipe, samples: Sequence[torch.Tensor] | None) -> bool:
+    """Whether eager writes in place to an argument; a forward that raises is left to the compilation to name."""
+    generator = torch.Generator().manual_seed(_SEED)
+    inputs = fresh_inputs(recipe.tensors, samples, recipe.batch_sizes[-1], recipe.device, generator)
+    args, kwargs = rebuild_call(recipe.arguments, inputs)
+    before = [tensor._version for tensor in inputs]
+    with contextlib.suppress(Exception):
+        module(*args, **kwargs)
+    return before != [tensor._version for tensor in inputs]
+
+
+def _share_memory(call: Any) -> bool:
+    """Whether two tensors of a call overlap, which torch.compile does not see where those it compiled for did not."""
+    ends = 0
+    tensors = [value for value in pytree.tree_leaves(call) if isinstance(value, torch.Tensor) and value.numel()]
+    for tensor in sorted(tensors, key=torch.Tensor.data_ptr):
+        if tensor.data_ptr() < ends:
+            return True
+        steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        ends = max(ends, tensor.data_ptr() + (steps + 1) * tensor.element_size())
+    return False
 
 
 def _without_marks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
