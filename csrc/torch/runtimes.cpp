@@ -6,6 +6,9 @@
 #include "runtime/sycl_runtime.h"
 #include "torch/sycl_device.h"
 #endif
+#ifdef XPUGRAPH_WITH_XPU
+#include "torch/xpu_hooks.h"
+#endif
 
 namespace xpugraph {
 
@@ -13,6 +16,9 @@ std::vector<std::string> built_runtimes() {
   std::vector<std::string> names;
 #ifdef XPUGRAPH_WITH_SYCL
   names.push_back("sycl");
+#endif
+#ifdef XPUGRAPH_WITH_XPU
+  names.push_back("xpu");
 #endif
   return names;
 }
@@ -23,6 +29,19 @@ std::shared_ptr<GraphRuntime> runtime_for(c10::Device device) {
     // Alive until the process ends: graphs may be destroyed by Python's last garbage collection.
     static auto* const runtime = new std::shared_ptr<GraphRuntime>(make_sycl_runtime(sycl_device::hooks()));
     return *runtime;
+  }
+#endif
+#ifdef XPUGRAPH_WITH_XPU
+  if (device.type() == c10::DeviceType::XPU) {
+    static auto* const runtime = new std::shared_ptr<GraphRuntime>(make_sycl_runtime(make_xpu_hooks()));
+    return *runtime;
+  }
+#else
+  if (device.type() == c10::DeviceType::XPU) {
+    throw ConfigError("device: xpugraph was built beside a torch without XPU, so it records nothing on '" +
+                      device.str() +
+                      "'; build it again beside the torch that is installed now "
+                      "(pip install --no-build-isolation --force-reinstall --no-deps .)");
   }
 #endif
   throw ConfigError("device: this build records no graphs on '" + device.str() +
