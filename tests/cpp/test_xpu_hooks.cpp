@@ -1,113 +1,21 @@
 // SPDX-License-Identifier: MIT
 /// @file The xpu glue with SyclRuntime and GraphSet on top: real captures and replays through torch's c10::xpu interface,
-/// on a double of the library. What is asked is whether torch would be left as it was, whatever fails.
-#include <ATen/core/CachingHostAllocator.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
+/// on a double of the library: order of calls, streams, memory, threads.
 #include <atomic>
 #include <chrono>
-#include <functional>
-#include <memory>
-#include <optional>
 #include <string>
-#include <sycl/sycl.hpp>
 #include <thread>
 #include <vector>
 
 #include "core/error.h"
-#include "core/graph_set.h"
 #include "expect_error.h"
-#include "runtime/sycl_runtime.h"
-#include "torch/xpu_hooks.h"
-#include "xpu_double.h"
+#include "xpu_fixture.h"
 
 namespace xpugraph {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using xpu_double::count;
-
-sycl::queue& queue_of(Stream stream) { return *static_cast<sycl::queue*>(stream.handle); }
-
-bool recording(Stream stream) {
-  return queue_of(stream).ext_oneapi_get_state() == sycl::ext::oneapi::experimental::queue_state::recording;
-}
-
-sycl::queue& current_queue() { return c10::xpu::getCurrentXPUStream(0).queue(); }
-
-/// Memory outside of torch's pools, which the host can read on this device.
-class Ints {
- public:
-  explicit Ints(std::size_t size)
-      : data(sycl::malloc_device<int>(size, c10::xpu::get_raw_device(0), c10::xpu::get_device_context())), size(size) {
-    std::fill(data, data + size, -1);
-  }
-  ~Ints() { sycl::free(data, c10::xpu::get_device_context()); }
-  Ints(const Ints&) = delete;
-  Ints& operator=(const Ints&) = delete;
-  std::size_t bytes(std::size_t count) const { return count * sizeof(int); }
-  int* const data;
-  const std::size_t size;
-};
-
-/// out[0..n) = in[0..n) by way of memory of the pool; out[n] = 0.
-struct Model {
-  Ints in{4096}, out{4097};
-  void forward(std::int64_t n) {
-    const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(int);
-    auto* const between = static_cast<int*>(xpu_double::allocate(bytes));
-    current_queue().memcpy(between, in.data, bytes);
-    current_queue().memcpy(out.data, between, bytes);
-    current_queue().memset(out.data + n, 0, sizeof(int));
-    xpu_double::free(between);
-  }
-  std::function<void()> body(std::int64_t n) {
-    return [this, n] { forward(n); };
-  }
-};
-
-struct XpuHooksTest : ::testing::Test {
-  std::shared_ptr<DeviceHooks> hooks = make_xpu_hooks();
-  std::shared_ptr<GraphRuntime> runtime = make_sycl_runtime(hooks);
-  Stream capture = hooks->capture_stream(0);
-  c10::StreamId before = c10::xpu::getCurrentXPUStream(0).id();
-  Stream current = hooks->current_stream(0);
-  Model model;
-
-  void SetUp() override { xpu_double::clear(); }
-  void TearDown() override {
-    xpu_double::no_failures();
-    expect_untouched();
-    EXPECT_EQ(xpu_double::pools_in_use(), 0u);
-    EXPECT_EQ(xpu_double::host_pools_in_use(), 0u);
-    for (const char* forbidden : {"syncStreamsOnDevice", "device_synchronize", "emptyCache", "host.empty_cache"})
-      EXPECT_EQ(count(forbidden), 0u) << forbidden;
-    EXPECT_EQ(count("getStreamFromPool"), 0u) << "a stream of torch's pool may be anybody's";
-  }
-  /// As before a capture, but for pools.
-  void expect_untouched() {
-    EXPECT_EQ(c10::xpu::getCurrentXPUStream(0).id(), before);
-    EXPECT_EQ(xpu_double::open_scopes(), 0u);
-    EXPECT_EQ(xpu_double::marked_captures(), 0);
-    EXPECT_FALSE(recording(capture));
-    EXPECT_FALSE(recording(current));
-    void* const outside = xpu_double::allocate(16);
-    EXPECT_FALSE(xpu_double::in_a_pool(outside));
-    xpu_double::free(outside);
-  }
-  void expect_right(GraphSet& set, std::int64_t size, Stream stream) {
-    static int value = 0;
-    std::fill(model.in.data, model.in.data + size, ++value);
-    std::fill(model.out.data, model.out.data + model.out.size, -1);
-    set.replay(size, stream);
-    runtime->synchronize(stream);
-    for (std::int64_t i = 0; i < size; ++i) ASSERT_EQ(model.out.data[i], value) << "size " << size << " at " << i;
-    ASSERT_EQ(model.out.data[size], 0);
-  }
-};
 
 std::vector<std::string> without(std::vector<std::string> calls, const std::vector<std::string>& unwanted) {
   calls.erase(std::remove_if(calls.begin(), calls.end(),
@@ -241,6 +149,37 @@ TEST_F(XpuHooksTest, AStreamThatRecordsIsNotWaitedFor) {
   expect_right(set, 2, current);
 }
 
+// A forward that forks to another stream and joins it again; and one that forgets to join.
+TEST_F(XpuHooksTest, ASideStreamIsRecordedTooAndDoesNotStayRecording) {
+  const Stream side{0, &c10::xpu::getStreamFromPool(0, 0).queue()};
+  Ints a(64), b(64), c(64);
+  GraphSet set(runtime, 0);
+  for (const bool join : {true, false}) {
+    set.record(join ? 1 : 2, [&] {
+      const sycl::event fork = current_queue().memcpy(b.data, a.data, a.bytes(64));
+      queue_of(side).ext_oneapi_submit_barrier({fork});
+      const sycl::event end = queue_of(side).memcpy(c.data, b.data, a.bytes(64));
+      EXPECT_TRUE(recording(side));
+      if (join) current_queue().ext_oneapi_submit_barrier({end});
+    });
+    EXPECT_FALSE(recording(side)) << (join ? "joined" : "not joined");
+  }
+  std::fill(a.data, a.data + 64, 7);
+  set.replay(1, current);
+  runtime->synchronize(current);
+  EXPECT_EQ(c.data[63], 7);
+  // Dropped in the middle of it.
+  EXPECT_THROW(
+      set.record(3,
+                 [&] {
+                   queue_of(side).ext_oneapi_submit_barrier({current_queue().memcpy(b.data, a.data, a.bytes(64))});
+                   throw std::runtime_error("forward");
+                 }),
+      std::runtime_error);
+  EXPECT_FALSE(recording(side));
+  xpu_double::clear();
+}
+
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 TEST_F(XpuHooksTest, AThreadsOwnAllocationsGoToThePoolAndNoOthers) {
@@ -304,101 +243,6 @@ TEST_F(XpuHooksTest, PoolsAreCheckedByName) {
   expect_error<ConfigError>([&] { hooks->begin_allocate_to_pool({1, current.handle}, pool); }, "of device 0");
   hooks->release_pool(pool);
   hooks->release_pool(pool);
-}
-
-// ---- failures -------------------------------------------------------------------------------------------------------
-
-struct XpuHooksFailure : XpuHooksTest, ::testing::WithParamInterface<const char*> {};
-
-TEST_P(XpuHooksFailure, LeavesStreamPoolAndQueueAsBeforeAndTheNextCaptureWorks) {
-  for (const bool first : {true, false}) {  // the set's first graph, whose pool goes with it, and a later one
-    GraphSet set(runtime, 0);
-    if (!first) set.record(16, model.body(16));
-    const std::size_t pools = xpu_double::pools_in_use(), host_pools = xpu_double::host_pools_in_use();
-    if (!first && std::string(GetParam()) == "createOrIncrefPool") continue;
-    xpu_double::fail(GetParam());
-    try {
-      set.record(8, model.body(8));
-      ADD_FAILURE() << GetParam() << " did not fail";
-    } catch (const std::exception& error) {
-      EXPECT_THAT(error.what(), HasSubstr("injected"));
-    }
-    expect_untouched();
-    EXPECT_EQ(xpu_double::pools_in_use(), pools);
-    EXPECT_EQ(xpu_double::host_pools_in_use(), host_pools);
-    set.record(8, model.body(8));
-    expect_right(set, 8, current);
-    if (!first) expect_right(set, 16, current);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(AtEachStep, XpuHooksFailure,
-                         ::testing::Values("createOrIncrefPool", "setCurrentXPUStream", "beginAllocateToPool",
-                                           "host.begin_allocate_to_pool", "begin_recording", "raw_alloc",
-                                           "end_recording", "finalize"));
-
-TEST_F(XpuHooksTest, AUseThatTorchCountedBeforeItRefusedIsGivenBack) {
-  GraphSet set(runtime, 0);
-  set.record(8, model.body(8));
-  xpu_double::fail_after_counting("beginAllocateToPool");
-  expect_error<CaptureError>([&] { set.record(4, model.body(4)); }, "already recording");
-  xpu_double::no_failures();
-  expect_untouched();
-  set.record(4, model.body(4));
-  expect_right(set, 4, current);
-}
-
-TEST_F(XpuHooksTest, ACleanUpThatFailsDoesNotSkipTheRest) {
-  for (const char* step : {"endAllocateToPool", "releasePool", "host.end_allocate_to_pool"}) {
-    const PoolId pool = hooks->create_pool(0);
-    runtime->begin_capture(0, pool);
-    model.forward(4);
-    xpu_double::clear();
-    xpu_double::fail(step);
-    const auto graph = runtime->end_capture();
-    EXPECT_EQ(c10::xpu::getCurrentXPUStream(0).id(), before) << step;
-    EXPECT_FALSE(recording(capture)) << step;
-    for (const char* other : {"endAllocateToPool", "releasePool", "host.end_allocate_to_pool"})
-      EXPECT_EQ(count(other), 1u) << other << " when " << step << " fails";
-    // What the failure itself left behind.
-    const c10::MempoolId_t id{0, (std::uint64_t{1} << 62) + pool};
-    if (std::string(step) == "endAllocateToPool") c10::xpu::XPUCachingAllocator::endAllocateToPool(0, id);
-    if (std::string(step) == "releasePool") c10::xpu::XPUCachingAllocator::releasePool(0, id);
-    if (std::string(step) == "host.end_allocate_to_pool") at::getHostAllocator(at::kXPU)->end_allocate_to_pool(id);
-    if (std::string(step) == "host.end_allocate_to_pool") at::getHostAllocator(at::kXPU)->release_pool(id);
-    hooks->release_pool(pool);
-  }
-}
-
-// A driver that runs out of what it needs for a graph at the fifth size, as reported of some cards.
-TEST_F(XpuHooksTest, WhenTheDriverRefusesTheFifthGraphTheFirstFourServe) {
-  for (const char* step : {"begin_recording", "finalize"}) {
-    GraphSet set(runtime, 0);
-    xpu_double::fail(step, 5, 100, "UR_RESULT_ERROR_OUT_OF_RESOURCES");
-    std::vector<std::int64_t> dropped;
-    for (std::int64_t size : {64, 32, 16, 8, 4, 2, 1}) {
-      try {
-        set.record(size, model.body(size));
-      } catch (const CaptureError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("UR_RESULT_ERROR_OUT_OF_RESOURCES"));
-        dropped.push_back(size);
-      }
-      expect_untouched();
-    }
-    xpu_double::no_failures();
-    EXPECT_THAT(dropped, ElementsAre(4, 2, 1));
-    for (std::int64_t size : {64, 32, 16, 8}) expect_right(set, size, current);
-    set.record(4, model.body(4));
-    expect_right(set, 4, current);
-  }
-}
-
-TEST_F(XpuHooksTest, AGraphOfWorkThatWentToAnotherQueueIsRefused) {
-  GraphSet set(runtime, 0);
-  const auto elsewhere = [&] { queue_of(current).memset(model.out.data, 0, 16); };
-  expect_error<CaptureError>([&] { set.record(4, elsewhere); }, "nothing was recorded");
-  runtime->synchronize(current);
-  expect_untouched();
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------

@@ -216,6 +216,10 @@ void fail_after_counting(const std::string& name) {
   the_double().counting = name;
 }
 
+std::atomic<Native> native_mode{Native::absent};
+void set_native(Native mode) { native_mode = mode; }
+Native native() { return native_mode; }
+
 void no_failures() {
   std::lock_guard<std::mutex> lock(the_double().log_mutex);
   the_double().failures.clear();

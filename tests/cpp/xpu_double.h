@@ -27,6 +27,12 @@ void fail(const std::string& name, int nth = 1, int times = 1, const std::string
 void fail_after_counting(const std::string& name);
 void no_failures();
 
+/// What becomes of native recording: queues say that they are Level Zero's unless it is absent; then the runtime refuses
+/// it as this device does, or seems to have it.
+enum class Native { absent, refused, works };
+void set_native(Native mode);
+Native native();
+
 /// Writes down one call; throws when it is to fail. For the parts of the double.
 void note(const char* name);
 bool fails_after_counting(const char* name);

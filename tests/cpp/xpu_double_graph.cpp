@@ -24,6 +24,31 @@ Function next(const char* symbol) {
 
 }  // namespace
 
+#if SYCL_EXT_ONEAPI_GRAPH >= 2
+/// The constructor of a graph's base, which a command_graph calls: without the property of native recording where that is
+/// to work.
+void make_graph(sycl::ext::oneapi::experimental::detail::modifiable_command_graph*, const sycl::context&,
+                const sycl::device&,
+                const sycl::property_list&) asm(XPUGRAPH_GRAPH_CLASS
+                                                "C2ERKNS0_7contextERKNS0_6deviceERKNS0_13property_listE");
+void make_graph(sycl::ext::oneapi::experimental::detail::modifiable_command_graph* graph, const sycl::context& context,
+                const sycl::device& device, const sycl::property_list& properties) {
+  using Function = void (*)(void*, const sycl::context&, const sycl::device&, const sycl::property_list&);
+  static const auto real =
+      next<Function>(XPUGRAPH_GRAPH_CLASS "C2ERKNS0_7contextERKNS0_6deviceERKNS0_13property_listE");
+  const bool native =
+      properties.has_property<sycl::ext::oneapi::experimental::property::graph::enable_native_recording>();
+  if (native) xpugraph::xpu_double::note("native");
+  const bool strip = native && xpugraph::xpu_double::native() == xpugraph::xpu_double::Native::works;
+  real(graph, context, device, strip ? sycl::property_list{} : properties);
+}
+#endif
+
+sycl::backend sycl::_V1::queue::get_backend() const noexcept {
+  if (xpugraph::xpu_double::native() != xpugraph::xpu_double::Native::absent) return backend::ext_oneapi_level_zero;
+  return get_context().get_backend();
+}
+
 namespace sycl::_V1::ext::oneapi::experimental {
 
 namespace detail {
@@ -35,11 +60,11 @@ void modifiable_command_graph::begin_recording(queue& recording, const property_
   real(this, recording, properties);
 }
 
-void modifiable_command_graph::end_recording(queue& recording) {
+void modifiable_command_graph::end_recording() {
   xpugraph::xpu_double::note("end_recording");
-  using Function = void (*)(modifiable_command_graph*, queue&);
-  static const auto real = next<Function>(XPUGRAPH_GRAPH_CLASS "13end_recordingERNS0_5queueE");
-  real(this, recording);
+  using Function = void (*)(modifiable_command_graph*);
+  static const auto real = next<Function>(XPUGRAPH_GRAPH_CLASS "13end_recordingEv");
+  real(this);
 }
 
 command_graph<graph_state::executable> modifiable_command_graph::finalize(const property_list& properties) const {
