@@ -39,7 +39,7 @@ def release_cache(device: torch.device) -> None:
     """Gives back what the allocator keeps and no tensor uses. Not while a graph is captured.
 
     On xpu it does nothing: torch.xpu.empty_cache waits for every queue of the device, which fails in whoever captures
-    meanwhile and has crashed after replays (pytorch/pytorch#187277). There the memory stays with torch, for tensors to come.
+    meanwhile and has crashed after replays (pytorch/pytorch#187277). There the memory stays with torch.
     """
     if device.type == "xpu":
         return

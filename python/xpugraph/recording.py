@@ -15,6 +15,7 @@ from .call import TensorArgument, rebuild_call
 from .check import Checker, Tolerance
 from .compiling import Compiled, InductorError
 from .errors import BuildError, CaptureError, XPUGraphError
+from .known_faults import explain
 from .probe import Keeper, Probe
 from .progress import track
 from .recipe import Recipe
@@ -251,7 +252,7 @@ class Recording:
                 _synchronize(self._recipe.device)
                 self._capture(size, static)
             except Exception as error:  # noqa: BLE001  a model may raise anything; that size is dropped and named
-                self.dropped[size] = f"{type(error).__name__}: {error}"
+                self.dropped[size] = explain(error)
         self.record_seconds = time.perf_counter() - start
         self._need_sizes()
 

@@ -44,3 +44,12 @@ def test_env_tells_the_sycl_device():
     findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
     assert "sycl" in findings["runtimes"] and "not available" not in json.dumps(findings["devices"]["sycl"])
     assert any("libsycl" in path for path in findings["loaded_libraries"])
+
+
+def test_env_names_build_and_engine():
+    findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
+    build = findings["sycl_build"]
+    assert build["needs"] == f"libsycl.so.{build['libsycl major']}" and build["conflict"] is None
+    cpu = next(found for found in findings["capture_engines"] if found["backend"] == "opencl")
+    assert cpu["engine"].startswith("command graph (no native recording: ") and cpu["limited graph"] == "yes"
+    assert findings["known_faults"] == []
