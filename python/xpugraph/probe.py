@@ -123,7 +123,7 @@ class Probe(Keeper):
     def _look_for_waits(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
     ) -> None:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if _draws(func, args, kwargs):
             raise BuildError(
                 f"forward draws random numbers ({func}{_where()}), which are not recorded: padding would shift the "
                 "generator. Use eval(), or the eager backend"
@@ -140,6 +140,19 @@ class Probe(Keeper):
                 f"forward makes the host wait for the device: {func} is {what}{_where()}; that cannot be recorded. "
                 "Compute it on the device, or use the eager backend"
             )
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws random numbers. Fused attention and recurrent kernels may, and do not without dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+        if argument.name in ("dropout_p", "dropout") and value == 0:
+            return False
+        if argument.name in ("train", "training") and value is False:
+            return False
+    return True
 
 
 def _copies_to_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
