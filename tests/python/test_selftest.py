@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from xpugraph import cli, selftest, selftest_checks
+from xpugraph import cli, cli_selftest, selftest, selftest_checks
 from xpugraph.selftest import Skipped, run_check, scrub
 
 
@@ -77,6 +77,13 @@ def test_a_crash_of_the_probe_is_a_failure_with_the_workaround(device, monkeypat
     assert "SYCL_UR_USE_LEVEL_ZERO_V2=0" in check.advice
     monkeypatch.setattr(selftest_checks, "_PROBE", "raise RuntimeError('no queue')")
     assert "no queue" in run_check("probe", lambda: selftest_checks._probe(device)).detail
+
+
+def test_an_xpu_device_is_tested_even_by_a_build_without_it(monkeypatch):
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert cli_selftest._chosen("auto") == "xpu" and cli_selftest._chosen("sycl") == "sycl"
+    check = run_check("build", lambda: selftest_checks._build(torch.device("xpu")))
+    assert check.status == "fail" and "records nothing on it" in check.detail and "--no-build-isolation" in check.detail
 
 
 def test_a_refusal_that_does_not_come_is_a_failure(device, monkeypatch):
