@@ -143,7 +143,7 @@ def _sycl_build() -> dict[str, Any]:
     found: dict[str, Any] = {"needs": f"libsycl.so.{libsycl.needed()}" if libsycl.needed() else "no libsycl"}
     found["installed"] = [f"libsycl.so.{major}" for major in sorted(libsycl.installed())]
     found["conflict"] = libsycl.conflict()
-    found |= _pairs(_extension().sycl.build(), "\n")
+    found["headers"] = _guarded(lambda: _pairs(_extension().sycl.build(), "\n"))
     return found
 
 
