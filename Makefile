@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCHVISION := torchvision==0.28.0
+XPU_TORCHES := 2.11.0 2.12.0 2.14.1
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
@@ -15,7 +16,7 @@ wheel_sources = $(shell find csrc python cmake -type f -not -path '*/__pycache__
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-cpp test-python bench lint format stubs sanitize install dev clean FORCE
+.PHONY: help demo test test-cpp test-python bench lint format stubs sanitize dist xpu-headers install dev clean FORCE
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -61,6 +62,12 @@ sanitize: $(VENV)/.requirements ## The C++ tests that need no device, under the 
 	$(BIN)/cmake --preset dev
 	$(BIN)/cmake --build --preset dev
 	$(BIN)/ctest --preset dev
+
+dist: $(VENV)/.requirements ## Build source archive and wheel, and check what is in them
+	$(BIN)/python tools/check_dist.py
+
+xpu-headers: $(VENV)/.requirements ## Compile the xpu glue against the headers of other torch versions (large downloads)
+	$(BIN)/python tools/check_xpu_headers.py $(XPU_TORCHES)
 
 clean: ## Remove everything that was built, .venv included
 	rm -rf build out dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

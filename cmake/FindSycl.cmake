@@ -4,8 +4,9 @@
 #   2. the headers and libsycl of the intel-sycl-rt that is installed beside the Python that builds.
 # Only SYCL host code is compiled here, never device code, so that a plain g++ does.
 #
-# Sets SYCL_FOUND, the target xpugraph_sycl_api, XPUGRAPH_PYTHON_PREFIX, and XPUGRAPH_SYCL_RPATH: where libsycl lies when
-# that is outside the Python's own prefix. Nothing is cached: one build folder may serve one Python after another.
+# Sets SYCL_FOUND, XPUGRAPH_SYCL_MAJOR, the target xpugraph_sycl_api, XPUGRAPH_PYTHON_PREFIX, and XPUGRAPH_SYCL_RPATH:
+# where libsycl lies when that is outside the Python's own prefix. Nothing is cached: one build folder may serve one Python
+# after another.
 execute_process(
   COMMAND "${Python_EXECUTABLE}" -c "import sys; print(sys.prefix)"
   OUTPUT_VARIABLE XPUGRAPH_PYTHON_PREFIX
@@ -39,7 +40,10 @@ if(NOT SYCL_FOUND)
   return()
 endif()
 
-message(STATUS "SYCL: ${sycl_library}")
+# The library's major version is its soname; the headers say which one they belong to.
+file(STRINGS "${sycl_include}/sycl/version.hpp" sycl_version REGEX "define __LIBSYCL_MAJOR_VERSION")
+string(REGEX MATCH "[0-9]+" XPUGRAPH_SYCL_MAJOR "${sycl_version}")
+message(STATUS "SYCL: ${sycl_library} (libsycl.so.${XPUGRAPH_SYCL_MAJOR})")
 add_library(xpugraph_sycl_api INTERFACE)
 target_include_directories(xpugraph_sycl_api SYSTEM INTERFACE "${sycl_include}")
 # A compiler other than icpx may include <sycl/sycl.hpp>; the header would warn that it was not given -fsycl.

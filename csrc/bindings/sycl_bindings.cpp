@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "runtime/sycl_cpu_hooks.h"
+#include "runtime/sycl_engine.h"
 #include "runtime/sycl_streams.h"
 #include "torch/runtimes.h"
 #include "torch/sycl_device.h"
@@ -53,6 +54,15 @@ py::dict pool_stats(PoolId pool) {
   return result;
 }
 
+py::dict recorded() {
+  const sycl_engine::Recorded counts = sycl_engine::recorded();
+  py::dict result;
+  result["native recording"] = counts.native;
+  result["command graph"] = counts.command_graph;
+  result["refusal"] = counts.refusal;
+  return result;
+}
+
 /// Arguments are tensors and whole numbers; the call returns before the kernel runs.
 void launch(const sycl_device::Kernel& kernel, const py::args& args) {
   sycl_device::Kernel::Launch launch(kernel);
@@ -73,6 +83,9 @@ void bind_sycl(py::module_& module) {
   py::module_ sycl = module.def_submodule("sycl", "The sycl torch device and bare capture and replay on it.");
   sycl.def("missing", &missing, "Why there is no SYCL CPU device, or None when there is one.");
   sycl.def("describe", &sycl_cpu::describe);
+  sycl.def("build", &sycl_engine::build, "The SYCL that this extension was compiled against.");
+  sycl.def("devices", &sycl_engine::devices, "All devices that SYCL sees, with the engine that records on each.");
+  sycl.def("recorded", &recorded, "Graphs begun in this process by engine, and why native recording was refused last.");
   sycl.def("enable", &sycl_device::enable, py::arg("worker_threads") = 0);
   sycl.def("drain", &sycl_cpu::drain, ReleaseGil());
   sycl.def("set_gather", &sycl_device::set_gather);

@@ -49,7 +49,8 @@ struct PoolStats {
 class Executable {
  public:
   virtual ~Executable() = default;
-  /// Number of nodes that were recorded (before any optimisation by the runtime). Never 0: empty captures throw.
+  /// Number of nodes that were recorded (before any optimisation by the runtime). Never 0: empty captures throw. 1 where
+  /// the device's driver records and does not tell.
   virtual std::size_t nodes() const = 0;
 };
 

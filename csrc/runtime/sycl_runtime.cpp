@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "runtime/sycl_engine.h"
 
 namespace xpugraph {
 
@@ -161,17 +162,60 @@ class PoolScope {
   const PoolId pool_;
 };
 
+/// A graph that a queue is being recorded into, and by which engine.
+struct Recording {
+  /// Begins with the driver's own recording where there is one, otherwise (and where it refuses) with SYCL's.
+  static Recording begin(sycl::queue& queue) {
+    std::string refusal;
+#if SYCL_EXT_ONEAPI_GRAPH >= 2
+    // The OpenCL CPU device has none, and asking it at every capture costs an exception.
+    if (queue.get_backend() != sycl::backend::opencl && sycl_engine::native_wanted()) {
+      try {
+        Recording native{ModifiableGraph(queue.get_context(), queue.get_device(),
+                                         {syclex::property::graph::enable_native_recording{}}),
+                         true};
+        native.graph.begin_recording(queue);
+        sycl_engine::note_native();
+        return native;
+      } catch (const sycl::exception& error) {
+        refusal = error.what();
+        sycl_engine::note_refusal(refusal);
+      }
+    }
+#endif
+    try {
+      Recording recording{ModifiableGraph(queue.get_context(), queue.get_device()), false};
+      recording.graph.begin_recording(queue);
+      sycl_engine::note_command_graph();
+      return recording;
+    } catch (const sycl::exception& error) {
+      if (refusal.empty()) throw;
+      throw CaptureError(std::string("the device cannot record a graph: ") + error.what() +
+                         " (and native recording: " + refusal + ")");
+    }
+  }
+
+  /// Native recording does not tell its nodes, but whether there are any: 1 stands for some.
+  std::size_t nodes() const {
+#if SYCL_EXT_ONEAPI_GRAPH >= 2
+    if (native) return graph.empty() ? 0 : 1;
+#endif
+    return graph.get_nodes().size();
+  }
+
+  ModifiableGraph graph;
+  bool native;
+};
+
 /// Records the stream's work into a graph until finish() or destruction, which drops it.
 class GraphScope {
  public:
   GraphScope(DeviceHooks& hooks, Stream stream)
-      : hooks_(hooks), stream_(stream), graph_(queue_of(stream).get_context(), queue_of(stream).get_device()) {
-    graph_.begin_recording(queue_of(stream_));
-  }
+      : hooks_(hooks), stream_(stream), recording_(Recording::begin(queue_of(stream))) {}
   ~GraphScope() {
     hooks_.discard_capture(stream_);
     try {
-      if (is_recording(queue_of(stream_))) graph_.end_recording(queue_of(stream_));
+      if (is_recording(queue_of(stream_))) recording_.graph.end_recording();
     } catch (const sycl::exception&) {
       // Destroying the modifiable graph, which happens next, returns the queue to executing as well.
     }
@@ -179,15 +223,15 @@ class GraphScope {
   GraphScope(const GraphScope&) = delete;
   GraphScope& operator=(const GraphScope&) = delete;
 
-  ModifiableGraph& finish() {
-    if (graph_.get_nodes().empty()) {
+  Recording& finish() {
+    if (recording_.nodes() == 0) {
       auto blocks = std::make_shared<CallBlocks>();
       if (hooks_.enclose_capture(stream_, [blocks] { blocks->before(); }, [blocks] { blocks->after(); }))
         blocks_ = std::move(blocks);
     }
     hooks_.flush_capture(stream_);
-    graph_.end_recording(queue_of(stream_));
-    return graph_;
+    recording_.graph.end_recording();  // of this queue, and of those that the forward drew into the recording
+    return recording_;
   }
   /// After finish(): where the graph takes its transfers from, or null.
   std::shared_ptr<CallBlocks> blocks() const { return blocks_; }
@@ -195,7 +239,7 @@ class GraphScope {
  private:
   DeviceHooks& hooks_;
   const Stream stream_;
-  ModifiableGraph graph_;
+  Recording recording_;
   std::shared_ptr<CallBlocks> blocks_;
 };
 
@@ -282,11 +326,11 @@ class SyclRuntime final : public GraphRuntime {
     if (!current_capture) throw CaptureError("this thread is not capturing");
     const std::unique_ptr<Capture> capture = std::move(current_capture);  // restores at the end of this scope
     try {
-      ModifiableGraph& graph = capture->graph.finish();
-      const std::size_t nodes = graph.get_nodes().size();
+      Recording& recording = capture->graph.finish();
+      const std::size_t nodes = recording.nodes();
       if (nodes == 0) throw CaptureError("nothing was recorded: no work was submitted to the capture stream");
       const bool cpu = queue_of(capture->stream.stream).get_device().is_cpu();
-      return std::make_unique<SyclExecutable>(graph.finalize(), nodes, cpu, capture->graph.blocks());
+      return std::make_unique<SyclExecutable>(recording.graph.finalize(), nodes, cpu, capture->graph.blocks());
     } catch (const sycl::exception& error) {
       throw CaptureError(std::string("the recorded graph could not be finished: ") + error.what());
     }

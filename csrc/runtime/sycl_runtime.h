@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /// @file SyclRuntime: command graphs by queue recording (sycl_ext_oneapi_graph). Serves torch.xpu and the sycl torch
 /// device alike; whose queues and pools those are is behind DeviceHooks. Stream::handle is a sycl::queue*.
-/// Owns the modifiable graph while one is being recorded. No SYCL type appears here: only sycl_runtime.cpp and
-/// sycl_streams.cpp include SYCL. Throws and thread rules: see graph_runtime.h.
+/// Owns the modifiable graph while one is being recorded. No SYCL type appears here: only sycl_*.cpp of this
+/// folder include SYCL. Which of SYCL's two engines records is in sycl_engine.h. Throws and thread rules: see graph_runtime.h.
 #pragma once
 
 #include <memory>

@@ -9,6 +9,9 @@
 #include "runtime/sycl_runtime.h"
 #include "torch/sycl_device.h"
 #endif
+#ifdef XPUGRAPH_WITH_XPU
+#include "torch/xpu_hooks.h"
+#endif
 
 namespace xpugraph {
 
@@ -19,6 +22,9 @@ std::vector<std::string> built_runtimes() {
 #endif
 #ifdef XPUGRAPH_WITH_SYCL
   names.push_back("sycl");
+#endif
+#ifdef XPUGRAPH_WITH_XPU
+  names.push_back("xpu");
 #endif
   return names;
 }
@@ -35,6 +41,19 @@ std::shared_ptr<GraphRuntime> runtime_for(c10::Device device) {
   if (device.type() == c10::DeviceType::PrivateUse1) {
     static auto* const runtime = new std::shared_ptr<GraphRuntime>(make_sycl_runtime(sycl_device::hooks()));
     return *runtime;
+  }
+#endif
+#ifdef XPUGRAPH_WITH_XPU
+  if (device.type() == c10::DeviceType::XPU) {
+    static auto* const runtime = new std::shared_ptr<GraphRuntime>(make_sycl_runtime(make_xpu_hooks()));
+    return *runtime;
+  }
+#else
+  if (device.type() == c10::DeviceType::XPU) {
+    throw ConfigError("device: xpugraph was built beside a torch without XPU, so it records nothing on '" +
+                      device.str() +
+                      "'; build it again beside the torch that is installed now "
+                      "(pip install --no-build-isolation --force-reinstall --no-deps .)");
   }
 #endif
   throw ConfigError("device: this build records no graphs on '" + device.str() +

@@ -13,7 +13,7 @@
 
 namespace xpugraph {
 
-/// The runtimes this build has: "sycl", "cuda".
+/// The torch devices whose work this build can record: "sycl", "xpu", "cuda".
 std::vector<std::string> built_runtimes();
 std::shared_ptr<GraphRuntime> runtime_for(c10::Device device);
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from . import cli_tune
+from . import cli_selftest, cli_tune
 from ._version import __version__
 from .cli_options import LOG_WIDTH, check_output, names, sizes, torch_device
 
@@ -30,6 +30,7 @@ main = typer.Typer(
 )
 main.command()(cli_tune.tune)
 main.command()(cli_tune.inspect)
+main.command()(cli_selftest.selftest)
 
 
 def _print_version(wanted: bool) -> None:

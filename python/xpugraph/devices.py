@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 
-from . import _native
+from . import _native, libsycl
 from .errors import MissingRuntimeError, StateError
 
 _NAME = "sycl"
-_SYCL_LIBRARY = "libsycl.so.9"  # the major version of 2026.x, which the headers we build with belong to
 _INSTALL = "pip install 'xpugraph[sycl]'"
 _lock = threading.Lock()
 _worker_threads = 0
@@ -76,12 +75,15 @@ def point_to_runtime() -> None:
     driver = _find("intel-opencl-rt", "libintelocl.so")
     if driver is not None:
         os.environ.setdefault("OCL_ICD_FILENAMES", str(driver))
-    library = _find("intel-sycl-rt", _SYCL_LIBRARY)
-    if library is not None:
+    if (wrong := libsycl.conflict()) is not None:
+        raise MissingRuntimeError(wrong)
+    major = libsycl.needed()
+    library = None if major is None else libsycl.installed().get(major)
+    if library is not None and major not in libsycl.loaded():
         try:
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise MissingRuntimeError(f"{library} does not load ({error}); {_INSTALL}") from error
+            raise MissingRuntimeError(f"{library} does not load ({error}). {libsycl.missing()}") from error
 
 
 def _find(distribution: str, name: str) -> Path | None:

@@ -57,8 +57,11 @@ def collect() -> dict[str, Any]:
         "torch": _torch,
         "sycl_packages": _sycl_packages,
         "sycl_libraries": _sycl_libraries,
+        "sycl_build": _sycl_build,
         "runtimes": _runtimes,
         "devices": _devices,
+        "capture_engines": _capture_engines,
+        "known_faults": _known_faults,
         "loaded_libraries": _loaded_libraries,  # last: the probes above load them
     }
     return {topic: _guarded(probe) for topic, probe in probes.items()}
@@ -128,6 +131,35 @@ def _runtimes() -> list[str]:
     return list(_extension().runtimes())
 
 
+def _pairs(text: str, separator: str) -> dict[str, str]:
+    pairs = (part.partition(": ") for part in text.split(separator))
+    return {name: value for name, _, value in pairs if name}
+
+
+def _sycl_build() -> dict[str, Any]:
+    """Returns what the extension was compiled against, and whether that is here."""
+    from . import libsycl
+
+    found: dict[str, Any] = {"needs": f"libsycl.so.{libsycl.needed()}" if libsycl.needed() else "no libsycl"}
+    found["installed"] = [f"libsycl.so.{major}" for major in sorted(libsycl.installed())]
+    found["conflict"] = libsycl.conflict()
+    found["headers"] = _guarded(lambda: _pairs(_extension().sycl.build(), "\n"))
+    return found
+
+
+def _capture_engines() -> list[Any]:
+    """Returns every device that SYCL sees, with what records graphs on it."""
+    return [_pairs(line, "; ") if ": " in line else line for line in _extension().sycl.devices().splitlines()]
+
+
+def _known_faults() -> list[str]:
+    import torch
+
+    from . import known_faults
+
+    return known_faults.concerning(torch.__version__, getattr(torch.version, "xpu", None))
+
+
 def _devices() -> dict[str, Any]:
     return {kind: _guarded(probe) for kind, probe in (("xpu", _xpu), ("cuda", _cuda), ("sycl", _sycl))}
 
@@ -159,8 +191,7 @@ def _sycl() -> dict[str, str]:
     missing = core.missing()
     if missing is not None:
         raise RuntimeError(missing)
-    pairs = (line.partition(": ") for line in core.describe().splitlines())
-    return {name: value for name, _, value in pairs if name}
+    return _pairs(core.describe(), "\n")
 
 
 def _loaded_libraries() -> list[str]:

@@ -78,15 +78,15 @@ class Probe(Keeper):
         casts_to_integers: Floating-point values became integers, which may be indices.
 
     Raises (from inside the forward, and again at the end should the forward swallow it):
-        BuildError: Before an operator changes memory that was there before or makes the host wait for the device; after
-            one that drew random numbers, with the generators put back.
+        BuildError: Before an operator changes memory that was there before, draws random numbers, or makes the host
+            wait for the device.
     """
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
         super().__init__(inputs)
         self._names = {storage(tensor): name for name, tensor in named}
         self._inputs = {storage(tensor): i for i, tensor in enumerate(inputs)}
-        self._device = inputs[0].device
+        self._device = inputs[0].device.type
         self._refusal: BuildError | None = None
         self.written: set[int] = set()
         self.casts_to_integers = False
@@ -95,28 +95,10 @@ class Probe(Keeper):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Looks at one operator and runs it."""
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
-                self.casts_to_integers |= not result.is_floating_point() and result.dtype is not torch.bool
-            return result
-        # Dropout of probability 0, an LSTM without it, attention: of some operators that may draw, most calls do not.
-        before = self._random_states()
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        after = self._random_states()
-        if (kwargs or {}).get("generator") is not None or not all(map(torch.equal, before, after)):
-            torch.set_rng_state(before[0])
-            getattr(torch, self._device.type).set_rng_state(before[1], self._device)
-            error = BuildError(
-                f"forward draws random numbers ({func}{_where()}), which are not recorded: padding would shift the "
-                "generator. Use eval(), or the eager backend"
-            )
-            self._refusal = self._refusal or error
-            raise error
+        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
+            self.casts_to_integers |= not result.is_floating_point() and result.dtype is not torch.bool
         return result
-
-    def _random_states(self) -> list[torch.Tensor]:
-        return [torch.get_rng_state(), getattr(torch, self._device.type).get_rng_state(self._device)]
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         """Raises what the forward swallowed."""
@@ -152,7 +134,12 @@ class Probe(Keeper):
     def _look_for_waits(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
     ) -> None:
-        if not any(tensor.device.type == self._device.type for tensor in given):
+        if _draws(func, args, kwargs):
+            raise BuildError(
+                f"forward draws random numbers ({func}{_where()}), which are not recorded: padding would shift the "
+                "generator. Use eval(), or the eager backend"
+            )
+        if not any(tensor.device.type == self._device for tensor in given):
             return
         what = _WAITS.get(func)
         if what is None and {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
@@ -164,6 +151,19 @@ class Probe(Keeper):
                 f"forward makes the host wait for the device: {func} is {what}{_where()}; that cannot be recorded. "
                 "Compute it on the device, or use the eager backend"
             )
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws random numbers. Fused attention and recurrent kernels may, and do not without dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+        if argument.name in ("dropout_p", "dropout") and value == 0:
+            return False
+        if argument.name in ("train", "training") and value is False:
+            return False
+    return True
 
 
 def _copies_to_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

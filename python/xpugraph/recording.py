@@ -17,6 +17,7 @@ from .call import TensorArgument, rebuild_call
 from .check import Checker, Tolerance
 from .compiling import Compiled, InductorError
 from .errors import BuildError, CaptureError, ConfigError, XPUGraphError
+from .known_faults import explain
 from .plan import EXACT_GAIN, MIN_GAIN, by_plain_rule, covers, measure_cost
 from .probe import Keeper, Probe
 from .progress import track
@@ -274,7 +275,7 @@ class Recording:
                 self._capture(size, static)
                 self.capture_seconds += time.perf_counter() - begin
             except Exception as error:  # noqa: BLE001  a model may raise anything; that size is dropped and named
-                self.dropped[size] = f"{type(error).__name__}: {error}"
+                self.dropped[size] = explain(error)
         self.record_seconds = time.perf_counter() - start
         self._need_sizes()
 
@@ -387,7 +388,7 @@ class Recording:
                 self._capture(size, self.call.static_inputs(size))
                 self._check_added(size, inputs, rows)
             except Exception as error:
-                self.dropped[size] = f"{type(error).__name__}: {error}"
+                self.dropped[size] = explain(error)
                 raise
             self.dropped.pop(size, None)
             self._recipe.batch_sizes = sorted({*self._recipe.batch_sizes, size})

@@ -9,7 +9,7 @@ import sys
 import torch
 from typer.testing import CliRunner
 
-from xpugraph import cli, environment
+from xpugraph import cli, environment, libsycl
 
 
 def test_env_without_the_native_module_still_tells_the_rest(monkeypatch):
@@ -33,6 +33,13 @@ def test_env_survives_every_probe_failing(monkeypatch):
     assert outcome.exit_code == 0 and outcome.stdout.count("not available: OSError: gone") == 6
 
 
+def test_env_tells_of_a_libsycl_of_another_major(monkeypatch):
+    monkeypatch.setattr(libsycl, "needed", lambda: 7)
+    build = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)["sycl_build"]
+    assert build["needs"] == "libsycl.so.7" and "built for libsycl.so.7" in build["conflict"]
+    assert "built for libsycl.so.7" in build["headers"]
+
+
 def test_env_lines_indent_what_is_nested():
     findings = {"a": 1, "b": {"c": None, "d": ["x"], "e": []}, "f": [{"name": "gpu", "ok": True}]}
     assert list(environment.lines(findings)) == [
@@ -44,3 +51,12 @@ def test_env_tells_the_sycl_device():
     findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
     assert "sycl" in findings["runtimes"] and "not available" not in json.dumps(findings["devices"]["sycl"])
     assert any("libsycl" in path for path in findings["loaded_libraries"])
+
+
+def test_env_names_build_and_engine():
+    findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
+    build = findings["sycl_build"]
+    assert build["needs"] == f"libsycl.so.{build['headers']['libsycl major']}" and build["conflict"] is None
+    cpu = next(found for found in findings["capture_engines"] if found["backend"] == "opencl")
+    assert cpu["engine"].startswith("command graph (no native recording: ") and cpu["limited graph"] == "yes"
+    assert findings["known_faults"] == []

@@ -15,10 +15,12 @@ __all__: list[str] = [
     "Kernel",
     "abort_capture",
     "begin_capture",
+    "build",
     "captured_random_ops",
     "create_pool",
     "default_generator",
     "describe",
+    "devices",
     "drain",
     "empty_cache",
     "enable",
@@ -27,6 +29,7 @@ __all__: list[str] = [
     "memory_stats",
     "missing",
     "pool_stats",
+    "recorded",
     "release_pool",
     "reset_peak_memory",
     "set_gather",
@@ -58,10 +61,20 @@ class Kernel:
 
 def abort_capture() -> None: ...
 def begin_capture(arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+def build() -> str:
+    """
+    The SYCL that this extension was compiled against.
+    """
+
 def captured_random_ops() -> list[str]: ...
 def create_pool() -> int: ...
 def default_generator() -> torch.Generator: ...
 def describe() -> str: ...
+def devices() -> str:
+    """
+    All devices that SYCL sees, with the engine that records on each.
+    """
+
 def drain() -> None: ...
 def empty_cache() -> None: ...
 def enable(worker_threads: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
@@ -74,6 +87,11 @@ def missing() -> str | None:
     """
 
 def pool_stats(arg0: typing.SupportsInt | typing.SupportsIndex) -> dict: ...
+def recorded() -> dict:
+    """
+    Graphs begun in this process by engine, and why native recording was refused last.
+    """
+
 def release_pool(arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
 def reset_peak_memory() -> None: ...
 def set_gather(arg0: bool) -> None: ...

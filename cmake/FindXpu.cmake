@@ -1,0 +1,42 @@
+# What the xpu glue (csrc/torch/xpu_hooks.cpp) is built with. Every torch ships the headers of c10/xpu, so that the glue
+# compiles, and its tests run against a double of the library, wherever SYCL is; only a torch for XPU has libc10_xpu.
+#
+# Needs torch_root of FindTorch and xpugraph_sycl_api of FindSycl. Sets XPU_FOUND (libc10_xpu is there) and the targets
+# xpugraph_xpu_headers and, with XPU_FOUND, xpugraph_xpu_api.
+set(XPU_FOUND FALSE)
+if(NOT EXISTS "${torch_root}/include/c10/xpu/XPUStream.h")
+  message(STATUS "XPU: this torch ships no c10/xpu headers; building without torch.xpu")
+  return()
+endif()
+
+add_library(xpugraph_xpu_headers INTERFACE)
+target_link_libraries(xpugraph_xpu_headers INTERFACE xpugraph_sycl_api)
+target_include_directories(xpugraph_xpu_headers SYSTEM INTERFACE "${torch_root}/include")
+target_compile_features(xpugraph_xpu_headers INTERFACE cxx_std_${torch_cxx_standard})
+# torch's own build generates this header, and only a build for XPU does. It has one line: how libc10_xpu was linked.
+if(NOT EXISTS "${torch_root}/include/c10/xpu/impl/xpu_cmake_macros.h")
+  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/stand_in/c10/xpu/impl/xpu_cmake_macros.h"
+       "#pragma once\n#define C10_XPU_BUILD_SHARED_LIBS\n")
+  target_include_directories(xpugraph_xpu_headers SYSTEM INTERFACE "${CMAKE_CURRENT_BINARY_DIR}/stand_in")
+endif()
+
+find_library(c10_xpu c10_xpu PATHS "${torch_root}/lib" NO_DEFAULT_PATH NO_CACHE)
+if(c10_xpu)
+  message(STATUS "XPU: ${c10_xpu}")
+  # One process can only use one libsycl, and its major versions do not mix: ours must be the one torch was linked with.
+  file(STRINGS "${c10_xpu}" needed_sycl REGEX "libsycl\\.so\\.[0-9]+" LIMIT_COUNT 1)
+  string(REGEX MATCH "libsycl\\.so\\.([0-9]+)" needed_sycl "${needed_sycl}")
+  set(torch_sycl_major "${CMAKE_MATCH_1}")
+  if(torch_sycl_major AND NOT torch_sycl_major STREQUAL XPUGRAPH_SYCL_MAJOR)
+    message(
+      FATAL_ERROR
+        "This torch uses libsycl.so.${torch_sycl_major}, and the SYCL that was found is libsycl.so.${XPUGRAPH_SYCL_MAJOR} "
+        "(see above). Build with torch's own: take another icpx off PATH, unset CMPLR_ROOT, and have the intel-sycl-rt that "
+        "torch installs (2025.x is libsycl.so.8, 2026.x is libsycl.so.9).")
+  endif()
+  set(XPU_FOUND TRUE)
+  add_library(xpugraph_xpu_api INTERFACE)
+  target_link_libraries(xpugraph_xpu_api INTERFACE xpugraph_xpu_headers "${c10_xpu}")
+else()
+  message(STATUS "XPU: this torch has no libc10_xpu (it is not a build for Intel GPUs); building without torch.xpu")
+endif()

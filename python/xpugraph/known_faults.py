@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""Faults of drivers and runtimes that users met, by the words they are known by, each with what helps.
+
+The table is what ``docs/troubleshooting.md`` is checked against. Nothing here changes what is done: a size whose
+recording fails is dropped and named; the advice is added to the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        pattern: What its message has, as a regular expression.
+        advice: What is known of it and what to do.
+        source: Where it was reported.
+    """
+
+    pattern: str
+    advice: str
+    source: str
+
+
+FAULTS = (
+    Fault(
+        r"UR_RESULT_ERROR_OUT_OF_RESOURCES|ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|error code 40\b",
+        "the driver ran out of what it needs for a graph, which is not memory: some cards take only a few graphs. "
+        "Record fewer sizes (batch_sizes=[...]), try XPUGRAPH_NATIVE_RECORDING=0 or a newer driver",
+        "vllm-project/vllm-xpu-kernels#509, intel/compute-runtime#957",
+    ),
+    Fault(
+        r"UR_RESULT_ERROR_DEVICE_LOST|ZE_RESULT_ERROR_DEVICE_LOST",
+        "the device was reset: a kernel failed or ran too long. Start a new process; if this graph did it, leave "
+        "its size out and report the model",
+        "vllm-project/vllm-xpu-kernels#457, intel/torch-xpu-ops#5272",
+    ),
+    Fault(
+        r"wait method cannot be used for an event associated with a command graph|wait cannot be called for a queue "
+        r"which is recording",
+        "the forward, or another thread with torch.xpu.synchronize or empty_cache, waited for the device while it was "
+        "recorded. Keep .item(), .cpu() and printing of tensors out of the forward",
+        "vllm-project/vllm-xpu-kernels#567",
+    ),
+    Fault(
+        r"Graph nodes cannot depend on events from outside the graph",
+        "a library waited for an event of before the recording. With fused attention on torch 2.13: "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or torch 2.14",
+        "intel/torch-xpu-ops#5069, ggml-org/llama.cpp#28725",
+    ),
+    Fault(
+        r"nothing was recorded|the graph has no node",
+        "the forward's work went to another queue than the current stream's, or it does none",
+        "vllm-project/vllm#48946, intel/auto-round#2206",
+    ),
+    Fault(
+        r"[Aa]ttempt to increase offset for an? XPU generator not in capture mode|PhiloxXpuState|philox_engine_inputs",
+        "the forward draws random numbers, which are not recorded. Use eval(), or the eager backend",
+        "pytorch/pytorch#46148",
+    ),
+    Fault(
+        r"UR_RESULT_ERROR_UNSUPPORTED_FEATURE|[Dd]evice does not support|feature is not supported",
+        "the driver or device cannot record this. `xpugraph env` tells graph aspects and engine of each device; "
+        "a newer driver may have them",
+        "intel/llvm#21616",
+    ),
+    Fault(
+        r"work_group_scratch_memory|work group scratch memory",
+        "kernels with scratch memory (flash attention) can be recorded from torch 2.13 on",
+        "intel/torch-xpu-ops#3142",
+    ),
+)
+
+# A crash leaves no message. SIGSEGV at the first submission is what this one looks like.
+CRASH = Fault(
+    r"crashed \(signal (SIGSEGV|SIGABRT|SIGBUS)\)",
+    "with the 2026.1 runtime some cards crash at the first submission. SYCL_UR_USE_LEVEL_ZERO_V2=0 or "
+    "UR_LOADER_USE_LEVEL_ZERO_V2=0 in the environment selects the older Level Zero adapter, which does not",
+    "intel/llvm#22958",
+)
+
+
+def advice(message: str) -> str | None:
+    """Returns what is known of a failure with this message, and where it was reported."""
+    for fault in (*FAULTS, CRASH):
+        if re.search(fault.pattern, message):
+            return f"{fault.advice} ({fault.source})"
+    return None
+
+
+def explain(error: BaseException) -> str:
+    """Returns an error as one text, with advice where the fault is known."""
+    text = f"{type(error).__name__}: {error}"
+    known = advice(text)
+    return text if known is None else f"{text}\n    known: {known}"
+
+
+def concerning(torch_version: str, xpu_version: str | None) -> list[str]:
+    """Returns the known faults of an installed torch for XPU, for ``xpugraph env``."""
+    if xpu_version is None:
+        return []
+    notes = []
+    release = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+    if xpu_version >= "20260100":
+        notes.append(f"{CRASH.advice} ({CRASH.source})")
+    if "20260000" <= xpu_version < "20260100":
+        notes.append("torch.xpu.synchronize() may crash after a replay: wait for streams (pytorch/pytorch#187277)")
+    if xpu_version < "20260000":
+        notes.append("kernels with scratch memory (flash attention) cannot be recorded (intel/torch-xpu-ops#3142)")
+    if release == (2, 13):
+        notes.append(
+            "fused attention cannot be recorded; SDPBackend.MATH can (intel/torch-xpu-ops#5069)",
+        )
+    return notes

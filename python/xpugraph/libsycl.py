@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Which libsycl the extension was built for, which one is here, and what to do when they differ.
+
+The library's major version is part of its name, and the majors do not mix: 2025.x of intel-sycl-rt is ``libsycl.so.8``
+(torch 2.11 and 2.12 for XPU), 2026.x is ``libsycl.so.9`` (2.13 and 2.14). The extension itself says which one its
+linker recorded, so that no second note of it can be wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+_NAME = re.compile(rb"libsycl\.so\.(\d+)\0")
+_RELEASES = {8: "2025.3", 9: "2026.1.2"}  # of intel-sycl-rt, by the major version of libsycl that they have
+_REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
+
+
+@functools.cache
+def needed() -> int | None:
+    """Returns the major version of libsycl that the extension links; None without extension, or without SYCL in it."""
+    spec = importlib.util.find_spec("xpugraph._C")
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    match = _NAME.search(Path(spec.origin).read_bytes())
+    return int(match[1]) if match else None
+
+
+def installed() -> dict[int, Path]:
+    """Returns the libsycl of this environment's intel-sycl-rt, by major version."""
+    paths = list((Path(sys.prefix) / "lib").glob("libsycl.so.*"))
+    try:
+        files = importlib.metadata.files("intel-sycl-rt") or []
+        paths = [Path(str(file.locate())) for file in files if file.name.startswith("libsycl.so.")] + paths
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    found: dict[int, Path] = {}
+    for path in paths:
+        if (match := re.fullmatch(r"libsycl\.so\.(\d+)", path.name)) and path.exists():
+            found.setdefault(int(match[1]), path.resolve())
+    return found
+
+
+def loaded() -> set[int]:
+    """Returns the major versions of libsycl that this process has mapped; a torch for XPU brings its own."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    return {int(major) for major in re.findall(r"/libsycl\.so\.(\d+)", maps)}
+
+
+def conflict() -> str | None:
+    """Returns what is wrong and the command that mends it, or None when the extension's libsycl can be had.
+
+    Asked before the extension is loaded: with two majors in one process, queues of one would reach the other.
+    """
+    wanted, mapped, here = needed(), loaded(), installed()
+    if wanted is None or wanted in mapped or (not mapped and wanted in here):
+        return None
+    built = f"xpugraph was built for libsycl.so.{wanted} (intel-sycl-rt {_RELEASES.get(wanted, 'of another release')})"
+    if mapped:
+        majors = " and ".join(f"libsycl.so.{major}" for major in sorted(mapped))
+        return (
+            f"{built}, and this process uses {majors}{_torchs()}; the two cannot be mixed. Build xpugraph again in "
+            f"this environment, in its source folder: {_REBUILD}"
+        )
+    if here:
+        majors = " and ".join(f"libsycl.so.{major}" for major in sorted(here))
+        return f"{built}, and {majors} is installed. {_remedy(wanted)}"
+    return None  # none in this environment: the loader may know one, of oneAPI for example, and says so if not
+
+
+def missing() -> str:
+    """Returns what to do when the extension's libsycl cannot be found."""
+    wanted = needed()
+    return _remedy(wanted) if wanted is not None else "Install the SYCL runtime: pip install 'xpugraph[sycl]'"
+
+
+def _remedy(wanted: int) -> str:
+    if _xpu_torch():
+        return (
+            f"This torch pins the intel-sycl-rt it needs, so build xpugraph again in this environment, in its source "
+            f"folder: {_REBUILD}"
+        )
+    release = _RELEASES.get(wanted)
+    if release is None:
+        return f"Build xpugraph again in this environment, in its source folder: {_REBUILD}"
+    names = ("intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur")
+    return "Install that one: pip install " + " ".join(f"'{name}=={release}{'.*' * (wanted == 8)}'" for name in names)
+
+
+def _xpu_torch() -> str | None:
+    import torch
+
+    return getattr(torch.version, "xpu", None)
+
+
+def _torchs() -> str:
+    import torch
+
+    return f", which torch {torch.__version__} brought" if _xpu_torch() else ""

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: MIT
+"""The checks of ``xpugraph selftest``. Each returns a line about what it found, or raises."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _native, memory
+from .backends import XPUGraphBackend, XPUGraphBackendConfig
+from .errors import BuildError, MissingRuntimeError
+from .models import make_model
+from .selftest import SelftestConfig, Skipped
+from .timing import stream_synchronizer, time_interleaved
+
+Checks = Iterator[tuple[str, Callable[[], str | None]]]
+_TOLERANCE = 2e-3  # of the largest value, as in the bench
+_TOLERANCE_CPU = 2e-2  # a GPU's convolutions and matrix products may round their operands (TF32)
+_WIDTH = 64
+
+
+def checks(config: SelftestConfig) -> Checks:
+    """Yields the checks by name, those that tell most when all fail first."""
+    device = config.device
+    yield "build", lambda: _build(device)
+    yield "probe in a process of its own", lambda: _probe(device)
+    for name, module in node_kinds(device).items():
+        yield f"node: {name}", lambda module=module: _graph_is_right(module, _rows(8), device, [1, 3, 8, 11])  # type: ignore[misc]
+    yield "side stream", lambda: _side_stream(device)
+    yield "one node after another, many times", lambda: _many_replays(device, 50 if config.quick else 500)
+    yield "what cannot be recorded is refused", lambda: _refusals(device)
+    yield "failing capture and recovery", lambda: _failing_capture(device)
+    yield "two threads", lambda: _two_threads(device, 50 if config.quick else 300)
+    yield "many sizes", lambda: _many_sizes(device, 32 if config.quick else 256)
+    for name in config.models:
+        yield f"model {name}", lambda name=name: _model(name, device)  # type: ignore[misc]
+    yield "memory after delete", lambda: _memory(device)
+    yield "time of a replay and of a call", lambda: _timing(device, 0.2 if config.quick else 1.0)
+
+
+# ---- building blocks ------------------------------------------------------------------------------------------------
+
+
+class Fn(nn.Module):
+    """A module around a function of one tensor."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Calls the function."""
+        return self.function(x)
+
+
+def _rows(count: int) -> torch.Tensor:
+    return torch.randn(count, _WIDTH, generator=torch.Generator().manual_seed(count))
+
+
+def _mlp() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        layers = [layer for _ in range(4) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())]
+        return nn.Sequential(*layers, nn.Linear(_WIDTH, _WIDTH)).requires_grad_(False).eval()
+
+
+def _graph(module: nn.Module, sample: torch.Tensor, **config: Any) -> XPUGraphBackend:
+    backend = XPUGraphBackend(XPUGraphBackendConfig(**config))
+    backend.build(module, samples=[sample])
+    return backend
+
+
+def _same(got: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float = _TOLERANCE) -> None:
+    got, expected = got.detach().cpu().double(), expected.detach().cpu().double()
+    if got.shape != expected.shape:
+        raise AssertionError(f"{what}: shape {tuple(got.shape)} instead of {tuple(expected.shape)}")
+    error = float((got - expected).abs().max().nan_to_num(nan=float("inf")))
+    allowed = tolerance * max(1e-3, float(expected.abs().max()))
+    if error > allowed:
+        raise AssertionError(f"{what}: differs by up to {error:.3g}, allowed is {allowed:.3g}")
+
+
+def _graph_is_right(module: nn.Module, sample: torch.Tensor, device: torch.device, batches: list[int]) -> str:
+    """Records for the sample's batch and below, and compares batches with eager on the device and on the CPU."""
+    reference = copy.deepcopy(module)
+    on_device = module.to(device)
+    backend = _graph(on_device, sample.to(device), batch_sizes=sorted({1, 2, 4, len(sample)}))
+    try:
+        for batch in batches:
+            x = torch.cat([sample.flip(0) * 0.5] * (batch // len(sample) + 1))[:batch]
+            with torch.no_grad():
+                eager, cpu = on_device(x.to(device)), reference(x)
+            for repetition in range(3):
+                got = backend.infer(x.to(device))
+                _same(got, eager, f"batch {batch}, replay {repetition + 1}, against eager on the device")
+            _same(got, cpu, f"batch {batch} against the CPU", _TOLERANCE_CPU)
+        counters = backend.counters()
+        if counters["eager_calls"]:
+            raise AssertionError(f"eager served {counters['eager_calls']} calls: {counters['eager_reasons']}")
+        if backend.dropped_batch_sizes:
+            dropped = "; ".join(f"{size}: {why}" for size, why in backend.dropped_batch_sizes.items())
+            raise AssertionError(f"sizes were dropped: {dropped}")
+        nodes = backend.nodes()
+        return f"{nodes[max(nodes)]} nodes at batch {max(nodes)}"
+    finally:
+        backend.deactivate()
+
+
+def node_kinds(device: torch.device) -> dict[str, nn.Module]:
+    """A module for each kind of work that a graph holds: kernels, library calls, copies, fills, gathers."""
+
+    def copies(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        y.copy_(x)
+        return y.clone()
+
+    def fills(x: torch.Tensor) -> torch.Tensor:
+        z = torch.zeros_like(x)
+        z[:, ::2] = 1.0
+        return x * z + torch.full_like(x, 0.5)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        convolution = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+        attention = nn.Sequential(nn.Unflatten(1, (4, 16)), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
+    return {
+        "kernel": Fn(lambda x: torch.sin(x) * 2 + 1),
+        "copy": Fn(copies),
+        "fill": Fn(fills),
+        "reduction": Fn(lambda x: torch.softmax(x, 1) - x.mean(1, keepdim=True)),
+        "gather": Fn(lambda x: x.flip(1).index_select(1, torch.arange(8, device=x.device)).sort(1).values),
+        "matrix product": _mlp(),
+        "convolution": convolution.requires_grad_(False).eval(),
+        "attention": attention.requires_grad_(False).eval(),
+    }
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _build(device: torch.device) -> str:
+    """Whether the extension was built for what is here."""
+    runtimes = _native.load().runtimes()
+    if device.type == "xpu" and "xpu" not in runtimes:
+        raise AssertionError(
+            "torch sees an xpu device, but this build of xpugraph records nothing on it; build it again beside this "
+            "torch: pip install --no-build-isolation --no-deps --force-reinstall ."
+        )
+    if device.type not in runtimes:
+        raise AssertionError(f"this build records on {', '.join(runtimes) or 'nothing'}, not on {device.type}")
+    return f"records on {', '.join(runtimes)}"
+
+
+_PROBE = """
+import sys, torch
+from xpugraph.bench import resolve_device
+from xpugraph.selftest_checks import _graph_is_right, _rows, Fn
+device = resolve_device(sys.argv[1])
+x = torch.ones(4, device=device)
+print("submitted", float((x + x).sum().cpu()), flush=True)
+print(_graph_is_right(Fn(lambda x: x * 2), _rows(2), device, [1, 2]), flush=True)
+"""
+
+
+def _probe(device: torch.device) -> str:
+    """The first submission, capture and replay where a crash ends another process than this one."""
+    command = [sys.executable, "-c", _PROBE, device.type]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError("the process hung for 300 s at its first submission, capture or replay") from error
+    if done.returncode < 0:
+        import signal
+
+        step = "after" if "submitted" in done.stdout else "at"
+        name = signal.Signals(-done.returncode).name
+        raise AssertionError(f"the process crashed (signal {name}) {step} its first submission")
+    if done.returncode != 0:
+        raise AssertionError(f"the process failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+    return done.stdout.splitlines()[-1]
+
+
+def _side_stream(device: torch.device) -> str:
+    """A forward that forks to a second stream and joins it."""
+    streams = getattr(torch, device.type)
+
+    def forked(x: torch.Tensor) -> torch.Tensor:
+        main, side = streams.current_stream(), other
+        side.wait_stream(main)
+        with streams.stream(side):
+            y = x * 3
+        main.wait_stream(side)
+        return y + x
+
+    other = streams.Stream()
+    try:
+        return _graph_is_right(Fn(forked), _rows(4), device, [1, 3, 4])
+    except BuildError as error:
+        if device.type == "sycl" and "recording a graph" in str(error):
+            raise Skipped("the sycl device refuses to record several streams, as it says") from error
+        raise
+
+
+def _many_replays(device: torch.device, count: int) -> str:
+    """A value that `count` replays in a row carry from call to call."""
+    backend = _graph(Fn(lambda x: x + 1), torch.zeros(2, _WIDTH).to(device), batch_sizes=[1, 2])
+    x = torch.zeros(1, _WIDTH).to(device)
+    for _ in range(count):
+        x = backend.infer(x)
+    _same(x, torch.full((1, _WIDTH), float(count)), f"{count} calls, each on the last one's result")
+    backend.deactivate()
+    return f"{count} replays"
+
+
+def _refusals(device: torch.device) -> str:
+    """Random numbers and waits in the forward: an error that names the operator, and a device that works afterwards."""
+    for what, word in (
+        (lambda x: nn.functional.dropout(x, 0.5, True), "random"),
+        (lambda x: x / x.max().item(), "wait"),
+    ):
+        try:
+            _graph(Fn(what), _rows(2).to(device), batch_sizes=[1, 2])
+        except BuildError as error:
+            if "aten" not in str(error) or word not in str(error):
+                raise AssertionError(f"refused without naming the operator: {error}") from error
+        else:
+            raise AssertionError(f"a forward that should be refused ({word}) was recorded")
+        torch.rand(2, device=device).cpu()  # the generator is not left in a capture
+    return "random numbers, waiting for the device"
+
+
+def _failing_capture(device: torch.device) -> str:
+    """A forward that, only while it is recorded, raises at one size and waits for the device at another.
+
+    Those sizes are dropped and named, and everything works afterwards.
+    """
+    streams = getattr(torch, device.type)
+    before = streams.current_stream()
+
+    def moody(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        if streams.is_current_stream_capturing():
+            if len(x) == 2:
+                raise ValueError("not at batch size 2")
+            if len(x) == 1:
+                y.cpu()
+        return y + 1
+
+    backend = _graph(Fn(moody), _rows(4).to(device), batch_sizes=[1, 2, 4])
+    dropped = backend.dropped_batch_sizes
+    if sorted(dropped) != [1, 2] or "not at batch size 2" not in dropped[2]:
+        raise AssertionError(f"sizes 1 and 2 should have been dropped and named: {dropped}")
+    if streams.current_stream() != before or streams.is_current_stream_capturing():
+        raise AssertionError("another stream is current than before the capture, or it still records")
+    for batch in (1, 2, 3, 4):
+        _same(backend.infer(_rows(batch).to(device)), _rows(batch) * 2 + 1, f"batch {batch} after the failures")
+    (torch.rand(4, device=device) + 1).cpu()
+    backend.deactivate()
+    rebuilt = _graph_is_right(_mlp(), _rows(4), device, [1, 4])
+    return f"{rebuilt}, built afterwards; waiting while recorded: {dropped[1].splitlines()[0][:100]}"
+
+
+def _two_threads(device: torch.device, calls: int) -> str:
+    """Two threads call one backend, and each builds and calls one of its own meanwhile."""
+    shared = _graph(_mlp().to(device), _rows(16).to(device), batch_sizes=[1, 4, 16])
+    reference = _mlp()
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            own = _graph(Fn(lambda x: x * (number + 2)), _rows(8).to(device), batch_sizes=[1, 8])
+            for call in range(calls):
+                batch = 1 + (5 * call + number) % 16
+                x = _rows(batch) + number
+                _same(shared.infer(x.to(device)), reference(x), f"thread {number}, batch {batch}", _TOLERANCE_CPU)
+                _same(own.infer(x.to(device)), x * (number + 2), f"thread {number}, batch {batch}, its own backend")
+            own.deactivate()
+        except BaseException as error:  # noqa: BLE001  the thread's; raised below
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shared.deactivate()
+    if failed:
+        raise failed[0]
+    return f"{2 * calls} calls each"
+
+
+def _many_sizes(device: torch.device, largest: int) -> str:
+    """The default grid, on which some drivers run out of something after a few sizes."""
+    backend = _graph(_mlp().to(device), torch.cat([_rows(64)] * 4)[:largest].to(device))
+    try:
+        if dropped := backend.dropped_batch_sizes:
+            size, why = next(iter(dropped.items()))
+            served = backend.recorded_batch_sizes
+            raise AssertionError(f"{len(dropped)} sizes were dropped, {served} serve; at {size}: {why}")
+        reference = _mlp()
+        for batch in (1, 3, largest // 2 + 1, largest, largest + 5):
+            x = torch.cat([_rows(64)] * 5)[:batch]
+            _same(backend.infer(x.to(device)), reference(x), f"batch {batch}", _TOLERANCE_CPU)
+        return f"{len(backend.recorded_batch_sizes)} sizes in {backend.record_seconds:.2f} s"
+    finally:
+        backend.deactivate()
+
+
+def _model(name: str, device: torch.device) -> str:
+    try:
+        module, shape = make_model(name)
+    except MissingRuntimeError as error:
+        raise Skipped(str(error)) from error
+    sample = torch.randn(4, *shape, generator=torch.Generator().manual_seed(1))
+    return _graph_is_right(module, sample, device, [1, 3, 5])
+
+
+def _memory(device: torch.device) -> str:
+    """What a backend takes goes with it. On xpu torch keeps the pool until it needs memory, as with its own."""
+    streams = getattr(torch, device.type)
+    stream_synchronizer(device)()
+
+    def once() -> tuple[int, int]:
+        backend = _graph(_mlp().to(device), _rows(64).to(device))
+        pool = backend.pool_stats()["reserved"]
+        backend.deactivate()
+        del backend
+        gc.collect()
+        stream_synchronizer(device)()
+        memory.release_cache(device)
+        return pool, int(streams.memory_allocated())
+
+    once()  # what the libraries take for good
+    (pool, first), (_, last) = once(), [once() for _ in range(3)][-1]
+    if last > first:
+        raise AssertionError(f"{last - first:,} bytes more in tensors after three more builds and deletions")
+    reserved = memory.reserved_bytes(device)
+    return f"pool {pool:,} bytes, {last:,} bytes in tensors before and after, {reserved or 0:,} bytes with torch"
+
+
+def _timing(device: torch.device, seconds: float) -> str:
+    """Medians of synchronised calls: eager, a bare replay, a call that is one replay, a padded call."""
+    module = _mlp().to(device)
+    backend = _graph(module, _rows(4).to(device), batch_sizes=[1, 2, 4])
+    one, three = _rows(1).to(device), _rows(3).to(device)
+    calls: dict[str, Callable[[], object]] = {
+        "eager": lambda: module(one),
+        "replay": lambda: backend.replay(1),
+        "call": lambda: backend.infer(one),
+        "padded call": lambda: backend.infer(three),
+    }
+    with torch.no_grad():
+        timings = time_interleaved(calls, stream_synchronizer(device), seconds)
+    backend.deactivate()
+    return ", ".join(f"{name} {1e3 * timing.median:.1f} us" for name, timing in timings.items())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""Which libsycl the extension needs, and what is said when another one is here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import xpugraph
+from xpugraph import _native, devices, libsycl
+from xpugraph.errors import MissingRuntimeError
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Sets what the extension needs, what is installed, what is loaded, and torch.version.xpu."""
+
+    def make(needed, installed=(), loaded=(), xpu=None):
+        monkeypatch.setattr(libsycl, "needed", lambda: needed)
+        monkeypatch.setattr(libsycl, "installed", lambda: {major: Path(f"libsycl.so.{major}") for major in installed})
+        monkeypatch.setattr(libsycl, "loaded", lambda: set(loaded))
+        monkeypatch.setattr(torch.version, "xpu", xpu, raising=False)
+
+    return make
+
+
+def test_the_extension_says_what_it_needs_and_finds_it_here(device):
+    major = libsycl.needed()
+    assert major in libsycl.installed() and libsycl.loaded() == {major} and libsycl.conflict() is None
+    assert f"libsycl major: {major}" in _native.load().sycl.build()
+
+
+@pytest.mark.parametrize(
+    ("needed", "installed", "loaded"),
+    [(None, (), ()), (9, (9,), ()), (9, (8, 9), ()), (9, (), ()), (9, (9,), (9,)), (8, (8,), (8,))],
+)
+def test_no_conflict(world, needed, installed, loaded):
+    world(needed, installed, loaded)
+    assert libsycl.conflict() is None
+
+
+def test_a_wheel_for_another_release_without_a_torch_for_xpu(world):
+    world(9, installed=(8,))
+    conflict = libsycl.conflict()
+    assert "built for libsycl.so.9 (intel-sycl-rt 2026.1.2), and libsycl.so.8 is installed" in conflict
+    assert "pip install 'intel-sycl-rt==2026.1.2' 'intel-opencl-rt==2026.1.2'" in conflict
+    world(8, installed=(9,))
+    assert "'intel-sycl-rt==2025.3.*'" in libsycl.conflict()
+
+
+def test_a_torch_for_xpu_decides_and_is_never_to_be_broken(world):
+    world(9, installed=(8,), loaded=(8,), xpu="20250302")
+    conflict = libsycl.conflict()
+    assert "this process uses libsycl.so.8, which torch" in conflict and "cannot be mixed" in conflict
+    assert "--no-build-isolation" in conflict and "intel-sycl-rt==" not in conflict
+    world(9, installed=(8,), xpu="20250302")
+    assert "intel-sycl-rt==" not in libsycl.conflict() and "--no-build-isolation" in libsycl.conflict()
+
+
+def test_the_conflict_is_raised_at_first_use(world, monkeypatch):
+    world(9, installed=(8,))
+    _native._import.cache_clear()
+    with pytest.raises(MissingRuntimeError, match=r"libsycl.so.8 is installed. Install that one"):
+        _native.load()
+    with pytest.raises(MissingRuntimeError, match=r"libsycl.so.8 is installed"):
+        devices.point_to_runtime()
+    world(9, installed=(9,), loaded=(9,))
+    _native._import.cache_clear()
+    assert _native.load() is sys.modules["xpugraph._C"]
+
+
+def test_a_real_wheel_for_another_libsycl_says_so_and_importing_xpugraph_works(tmp_path):
+    """The installed package, with the name of the library that its extension needs changed."""
+    package = tmp_path / "xpugraph"
+    source = Path(xpugraph.__file__).parent
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    extension = next(package.glob("_C.*.so"))
+    data = extension.read_bytes()
+    wrong = data.replace(f"libsycl.so.{libsycl.needed()}\0".encode(), b"libsycl.so.7\0")
+    assert wrong != data
+    extension.unlink()
+    extension.write_bytes(wrong)
+    code = "import xpugraph; print('imported'); xpugraph.enable_sycl_device()"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert "imported" in done.stdout and done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "MissingRuntimeError" in last and "built for libsycl.so.7" in last and "pip install" in last

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""``xpugraph selftest`` on the sycl device, and that it fails when something is wrong and tells no names."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from xpugraph import cli, cli_selftest, selftest, selftest_checks
+from xpugraph.selftest import Skipped, run_check, scrub
+
+
+def _run(*options: str):
+    return CliRunner().invoke(cli.main, ["selftest", "--device", "sycl", *options])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(device):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_it_passes_on_the_sycl_device_and_writes_a_report(tmp_path):
+    path = tmp_path / "report.json"
+    outcome = _run("--quick", "--models", "mlp", "--json", str(path))
+    assert outcome.exit_code == 0, outcome.stdout
+    assert "PASS: " in outcome.stdout and "FAIL" not in outcome.stdout
+    report = json.loads(path.read_text())
+    assert report["schema"] == 1 and report["result"] == "pass"
+    status = {check["name"]: check["status"] for check in report["checks"]}
+    assert status.pop("side stream") == "skip" and set(status.values()) == {"pass"}
+    assert {"node: kernel", "node: fill", "node: copy", "model mlp", "two threads", "memory after delete"} <= set(
+        status
+    )
+    assert report["versions"]["torch"] == torch.__version__
+    assert "engine" in report["system"]["capture_engines"][0] and report["system"]["recorded"]["command graph"] > 10
+    text = path.read_text()
+    for private in (str(tmp_path), str(Path.home()) + "/", sys.prefix):
+        assert private not in text
+
+
+def test_a_wrong_graph_fails_with_the_difference(device, monkeypatch):
+    right = selftest_checks.XPUGraphBackend.infer
+    monkeypatch.setattr(
+        selftest_checks.XPUGraphBackend, "infer", lambda self, x: right(self, x) + (0.1 if len(x) == 3 else 0)
+    )
+    check = run_check(
+        "wrong",
+        lambda: selftest_checks._graph_is_right(selftest_checks._mlp(), selftest_checks._rows(4), device, [1, 3]),
+    )
+    assert check.status == "fail" and "batch 3, replay 1, against eager on the device: differs by" in check.detail
+
+
+def test_a_dropped_size_fails_the_check_of_many_sizes_with_advice(device, monkeypatch):
+    dropped = {8: "CaptureError: the device cannot record a graph: UR_RESULT_ERROR_OUT_OF_RESOURCES"}
+    monkeypatch.setattr(selftest_checks.XPUGraphBackend, "dropped_batch_sizes", dropped)
+    check = run_check("many", lambda: selftest_checks._many_sizes(device, 8))
+    assert check.status == "fail" and "1 sizes were dropped" in check.detail and "at 8: " in check.detail
+    assert "XPUGRAPH_NATIVE_RECORDING=0" in check.advice
+
+
+def test_a_crash_of_the_probe_is_a_failure_with_the_workaround(device, monkeypatch):
+    crash = "import os, signal; print('submitted', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
+    monkeypatch.setattr(selftest_checks, "_PROBE", crash)
+    check = run_check("probe", lambda: selftest_checks._probe(device))
+    assert check.status == "fail" and "crashed (signal SIGSEGV) after its first submission" in check.detail
+    assert "SYCL_UR_USE_LEVEL_ZERO_V2=0" in check.advice
+    monkeypatch.setattr(selftest_checks, "_PROBE", "raise RuntimeError('no queue')")
+    assert "no queue" in run_check("probe", lambda: selftest_checks._probe(device)).detail
+
+
+def test_an_xpu_device_is_tested_even_by_a_build_without_it(monkeypatch):
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert cli_selftest._chosen("auto") == "xpu" and cli_selftest._chosen("sycl") == "sycl"
+    check = run_check("build", lambda: selftest_checks._build(torch.device("xpu")))
+    assert check.status == "fail" and "records nothing on it" in check.detail and "--no-build-isolation" in check.detail
+
+
+def test_a_refusal_that_does_not_come_is_a_failure(device, monkeypatch):
+    monkeypatch.setattr(selftest_checks, "_graph", lambda *_, **__: None)
+    check = run_check("refusals", lambda: selftest_checks._refusals(device))
+    assert check.status == "fail" and "should be refused (random)" in check.detail
+
+
+def test_failures_give_exit_code_1_and_say_what_to_report(tmp_path, monkeypatch):
+    def broken():
+        raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST in /home/somebody/secret/driver.so")
+
+    def some_checks(config):
+        yield "good", lambda: "fine"
+        yield "odd", broken
+        yield "other", lambda: (_ for _ in ()).throw(Skipped("not here"))
+
+    monkeypatch.setattr(selftest_checks, "checks", some_checks)
+    path = tmp_path / "report.json"
+    outcome = _run("--quick", "--json", str(path))
+    assert outcome.exit_code == 1
+    assert "FAIL: 1 of 3 checks" in outcome.stdout and "Please report this: report.json" in outcome.stdout
+    assert "known: the device was reset" in outcome.stdout
+    report = json.loads(path.read_text())
+    assert report["result"] == "fail" and [check["status"] for check in report["checks"]] == ["pass", "fail", "skip"]
+    assert "secret" not in path.read_text() and "driver.so" in report["checks"][1]["detail"]
+
+
+@pytest.mark.parametrize("options", [["--models", "nosuch"], ["--device", "nosuch"], ["--json", "/"]])
+def test_bad_options_are_refused_before_anything_runs(options, monkeypatch):
+    monkeypatch.setattr(selftest, "run_selftest", lambda *_: pytest.fail("ran"))
+    assert _run(*options).exit_code == 2
+
+
+def test_scrub_leaves_no_folders_and_no_names(monkeypatch):
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada.lovelace")
+    monkeypatch.setattr(socket, "gethostname", lambda: "analytical-engine")
+    found = scrub({"a": ["/home/ada.lovelace/.venv/lib/libsycl.so.9 of ada.lovelace at analytical-engine", 3, None]})
+    assert found == {"a": ["libsycl.so.9 of USER at HOST", 3, None]}
+    assert scrub("see https://example.org/a/b and n/a, 1/2") == "see https://example.org/a/b and n/a, 1/2"
