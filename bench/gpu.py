@@ -26,10 +26,11 @@ from rich.console import Console
 
 import xpugraph as xg
 from xpugraph import bench_report
-from xpugraph.bench import Auto, BenchConfig, backend_factories, relative_error, resolve_device, run_bench
+from xpugraph.bench import Auto, BenchConfig, BenchResult, backend_factories, resolve_device, run_bench
 from xpugraph.files import write_json
 from xpugraph.models import make_model, model_names
 from xpugraph.tuning import ProfilingConfig
+from xpugraph.units import digits
 
 SIZES = (1, 3, 8, 17, 64, 100)
 
@@ -122,6 +123,7 @@ def hammer(device: torch.device, threads: int = 16, seconds: float = 60.0) -> di
     strategy = xg.HighestThroughputStrategy(profiling_config=ProfilingConfig(batch_sizes=[1, 8, 64]))
     tuned = xg.tune(module, x[:64], [1, 8, 64], strategy, progress=False)
     right = module(x)
+    slack = 1e-4 * float(right.abs().max())
     wrong: list[str] = []
 
     def work(seed: int, until: float, done: list[int]) -> None:
@@ -129,12 +131,13 @@ def hammer(device: torch.device, threads: int = 16, seconds: float = 60.0) -> di
         stream = torch.cuda.Stream()
         with torch.no_grad(), torch.cuda.stream(stream):
             while time.perf_counter() < until:
-                rows = int(torch.randint(1, 101, (), generator=generator))
-                start = int(torch.randint(0, 512 - rows, (), generator=generator))
-                error = relative_error(tuned(x[start : start + rows]), right[start : start + rows])
-                if not error < 1e-4:
-                    wrong.append(f"{rows} rows at {start}: {error}")
-                done.append(rows)
+                worst = torch.zeros((), device=device)
+                for rows, start in torch.randint(1, 101, (50, 2), generator=generator).tolist():
+                    difference = tuned(x[start : start + rows]) - right[start : start + rows]
+                    worst = torch.maximum(worst, torch.linalg.vector_norm(difference, float("inf")))
+                    done.append(rows)
+                if not float(worst) < slack:  # NaN too
+                    wrong.append(f"seed {seed}: {float(worst)}")
 
     def run(count: int, span: float) -> float:
         done: list[list[int]] = [[] for _ in range(count)]
@@ -191,6 +194,19 @@ def compare(models: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def markdown(document: dict[str, Any]) -> str:
+    """The table of the README: ms of a call, what a user would pick instead beside what xpugraph picks."""
+    shown = ("eager", "inductor", "reduce-overhead", "graph", "graph+inductor", "auto", "auto-exact", "exact-replay")
+    sizes = next(iter(document["models"].values()))["batch_sizes"]
+    lines = [f"| model | backend | batch {' | '.join(map(str, sizes))} |", "|---|---|" + "---|" * len(sizes)]
+    for name, entry in document["models"].items():
+        for backend in shown:
+            if backend in entry["latency_ms"]:
+                cells = [digits(value) if value else "failed" for value in entry["latency_ms"][backend]]
+                lines.append(f"| {name} | {backend} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
@@ -229,6 +245,9 @@ def main() -> int:
         facts["threads"] = hammer(device)
     facts["comparison"] = compare(document.get("models", {}))
     write_json(document, options.out)
+    if document.get("models"):
+        bench_report.plot(BenchResult.from_dict(document), options.out.with_suffix(".png"))
+        options.out.with_suffix(".md").write_text(markdown(document))
     print(json.dumps(facts, indent=1))
     return 0
 

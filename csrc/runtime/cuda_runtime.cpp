@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
@@ -453,7 +452,7 @@ class CudaRuntime final : public GraphRuntime {
       if (t->bytes != 0) last.push_back(*t);
     if (first.empty() && last.empty()) {
       graph.launch(stream);
-    } else if (CopyingInstance* copying = std::getenv("XPUGRAPH_STREAM_COPIES") ? nullptr : graph.copying(first, last)) {
+    } else if (CopyingInstance* copying = graph.copying(first, last)) {
       copying->launch(stream);
     } else {
       transfer(stream, first.data(), first.size());

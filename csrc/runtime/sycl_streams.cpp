@@ -7,7 +7,6 @@
 #include <exception>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <sycl/sycl.hpp>
 #include <thread>
 #include <utility>
@@ -201,18 +200,19 @@ bool available(std::string* why) {
 
 std::string describe() {
   const sycl::device device = require_device();
-  std::ostringstream out;
-  out << "name: " << device.get_info<sycl::info::device::name>() << "\n"
-      << "vendor: " << device.get_info<sycl::info::device::vendor>() << "\n"
-      << "driver: " << device.get_info<sycl::info::device::driver_version>() << "\n"
-      << "platform: " << device.get_platform().get_info<sycl::info::platform::version>() << "\n"
-      << "compute units: " << device.get_info<sycl::info::device::max_compute_units>() << "\n"
-      << "limited graph: " << device.has(sycl::aspect::ext_oneapi_limited_graph) << "\n"
-      << "full graph: " << device.has(sycl::aspect::ext_oneapi_graph) << "\n"
-      << "graph extension: " << SYCL_EXT_ONEAPI_GRAPH << "\n"
-      << "libsycl: " << __LIBSYCL_MAJOR_VERSION << "." << __LIBSYCL_MINOR_VERSION << "." << __LIBSYCL_PATCH_VERSION
-      << "\n";
-  return out.str();
+  std::string text;
+  const auto line = [&text](const char* name, const std::string& value) { text += name + (": " + value + "\n"); };
+  line("name", device.get_info<sycl::info::device::name>());
+  line("vendor", device.get_info<sycl::info::device::vendor>());
+  line("driver", device.get_info<sycl::info::device::driver_version>());
+  line("platform", device.get_platform().get_info<sycl::info::platform::version>());
+  line("compute units", std::to_string(device.get_info<sycl::info::device::max_compute_units>()));
+  line("limited graph", std::to_string(device.has(sycl::aspect::ext_oneapi_limited_graph)));
+  line("full graph", std::to_string(device.has(sycl::aspect::ext_oneapi_graph)));
+  line("graph extension", std::to_string(SYCL_EXT_ONEAPI_GRAPH));
+  line("libsycl", std::to_string(__LIBSYCL_MAJOR_VERSION) + "." + std::to_string(__LIBSYCL_MINOR_VERSION) + "." +
+                      std::to_string(__LIBSYCL_PATCH_VERSION));
+  return text;
 }
 
 Stream stream(int id) {

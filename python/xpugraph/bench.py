@@ -66,6 +66,17 @@ class ModelResult:
     inductor_compiles: int = 0
     routes: list[list[Any]] = field(default_factory=list)
 
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> ModelResult:
+        """Returns what `to_dict` wrote, as far as a table or a plot shows it."""
+        columns = [state[key] for key in ("latency_ms", "latency_p25_ms", "latency_p75_ms", "repetitions")]
+        timings = {
+            name: [None if cell[0] is None else Timing(*cell) for cell in zip(*(c[name] for c in columns), strict=True)]
+            for name in columns[0]
+        }
+        fields = ("recorded_batch_sizes", "record_seconds", "pool_bytes", "inductor_compiles", "routes", "failed")
+        return cls(list(state["batch_sizes"]), timings, **{name: state[name] for name in fields})
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form. `routes` are those of the auto backend: first and last batch size, backend."""
 
@@ -102,6 +113,12 @@ class BenchResult:
     device: str
     versions: dict[str, str]
     models: dict[str, ModelResult] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> BenchResult:
+        """Returns what `to_dict` wrote, as far as a table or a plot shows it."""
+        models = {name: ModelResult.from_dict(model) for name, model in state["models"].items()}
+        return cls(state["device"], dict(state["versions"]), models)
 
     @property
     def ok(self) -> bool:

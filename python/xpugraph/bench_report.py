@@ -101,7 +101,7 @@ def plot(result: BenchResult, path: Path) -> None:
         panel.set_visible(False)
     lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
     if lines:
-        figure.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines), frameon=False)
+        figure.legend(handles=list(lines.values()), loc="outside lower center", ncols=min(len(lines), 6), frameon=False)
     shown = ("xpugraph", "torch", "intel-sycl-rt")
     versions = ", ".join(f"{name} {result.versions[name]}" for name in shown if name in result.versions)
     figure.suptitle(f"Latency of one call on {result.device}\n{versions}", fontsize=11)

@@ -131,6 +131,13 @@ def _runtimes() -> list[str]:
     return list(_extension().runtimes())
 
 
+def _sycl_core() -> Any:
+    core = getattr(_extension(), "sycl", None)
+    if core is None:
+        raise RuntimeError("xpugraph was built without SYCL")
+    return core
+
+
 def _pairs(text: str, separator: str) -> dict[str, str]:
     pairs = (part.partition(": ") for part in text.split(separator))
     return {name: value for name, _, value in pairs if name}
@@ -143,13 +150,13 @@ def _sycl_build() -> dict[str, Any]:
     found: dict[str, Any] = {"needs": f"libsycl.so.{libsycl.needed()}" if libsycl.needed() else "no libsycl"}
     found["installed"] = [f"libsycl.so.{major}" for major in sorted(libsycl.installed())]
     found["conflict"] = libsycl.conflict()
-    found["headers"] = _guarded(lambda: _pairs(_extension().sycl.build(), "\n"))
+    found["headers"] = _guarded(lambda: _pairs(_sycl_core().build(), "\n"))
     return found
 
 
 def _capture_engines() -> list[Any]:
     """Returns every device that SYCL sees, with what records graphs on it."""
-    return [_pairs(line, "; ") if ": " in line else line for line in _extension().sycl.devices().splitlines()]
+    return [_pairs(line, "; ") if ": " in line else line for line in _sycl_core().devices().splitlines()]
 
 
 def _known_faults() -> list[str]:

@@ -16,6 +16,11 @@ COLORS = {
     "graph": "#2563eb",
     "graph+inductor": "#059669",
     "auto": "#db2777",
+    "auto-exact": "#a21caf",
+    "reduce-overhead": "#dc2626",
+    "python-graph": "#93c5fd",
+    "python-graph+inductor": "#86efac",
+    "exact-replay": "#111827",
 }
 MARKERS = "osD^vPX"
 

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _native
-from .batching import fresh_inputs, output_dims, take_rows
+from .batching import fresh_inputs, take_rows
 from .call import TensorArgument, rebuild_call
 from .check import Checker, Tolerance
 from .compiling import Compiled, InductorError
 from .errors import BuildError, CaptureError, ConfigError, XPUGraphError
 from .known_faults import explain
+from .observe import EagerRaisesError, observe
 from .plan import EXACT_GAIN, MIN_GAIN, by_plain_rule, covers, measure_cost
-from .probe import Keeper, Probe
+from .probe import Keeper
 from .progress import track
 from .recipe import Recipe
-from .structure import Leaves, Spec, describe, first_difference, flatten_node, unflatten_node
+from .structure import Leaves, describe, flatten_node, unflatten_node
 from .timing import gc_allowed, gc_disabled, stream_synchronizer
 from .watch import Snapshot
 
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 _TIMINGS = 2  # of each size, one pass after the other: what slows a machine for a while is seen in one of them only
 _SEED = 20260401  # of the check's own generator; the global ones are never touched
-
-
-class _EagerRaisesError(BuildError):
-    """The forward raises in plain eager mode."""
 
 
 class Recording:
@@ -118,17 +115,18 @@ class Recording:
         for rows in candidates:
             inputs = fresh_inputs(recipe.tensors, samples, rows, recipe.device, generator)
             try:
-                result, self._outputs = self._look_at(inputs, rows)
+                seen = observe(self._module, recipe, self._snapshot.tensors(), inputs, rows)
                 break
-            except _EagerRaisesError:
+            except EagerRaisesError:
                 if rows == candidates[-1]:
                     raise
+        self._outputs, self._casts_to_integers = seen.outputs, seen.casts_to_integers
         self.call = self._native.GraphedCall(
             device=recipe.device,
             grid=self._native.BatchGrid.from_sizes(recipe.batch_sizes),
             parameters=[self._native.Parameter(a.name, a.positional, a.omittable, a.spec) for a in recipe.arguments],
             inputs=[self._spec(t) for t in recipe.tensors],
-            result=result,
+            result=seen.result,
             outputs=[self._spec(t) for t in self._outputs],
             copy_outputs=config.copy_outputs,
             pool_limit_bytes=config.pool_limit_bytes or 0,
@@ -151,72 +149,6 @@ class Recording:
 
     def _forward_flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return _flat(self._forward(tensors))
-
-    def _look_at(self, inputs: list[torch.Tensor], rows: int) -> tuple[Spec, list[TensorArgument]]:
-        """Runs eager at two batch sizes: what the result looks like, and how it follows the batch."""
-        recipe = self._recipe
-        many, few = Leaves(), Leaves()
-        tensors = [x.clone() for x in inputs]
-        places = [t.data_ptr() for t in tensors]
-        args, kwargs = rebuild_call(recipe.arguments, tensors)
-        try:
-            with Probe(self._snapshot.tensors(), tensors) as probe:
-                result = self._module(*args, **kwargs)
-        except BuildError:
-            raise
-        except Exception as error:
-            raise _EagerRaisesError(f"eager itself raises at batch size {rows}: {error}") from error
-        self._need_same_arguments(args, kwargs, tensors, places)
-        written = probe.written
-        self._casts_to_integers = probe.casts_to_integers
-        spec = describe(result, "output", many)
-        fewer, result = self._run_fewer(inputs, rows)
-        other = describe(result, "output", few)
-        if difference := first_difference(spec, other, "output"):
-            raise BuildError(f"the result is built differently at batch sizes {rows} and {fewer}: {difference}")
-        self._note_written(written)
-        dims = output_dims(many.names, many.tensors, few.tensors, rows, fewer)
-        for name, tensor in zip(many.names, many.tensors, strict=True):
-            if tensor.device != recipe.device:
-                raise BuildError(f"{name} is on {tensor.device}, and a graph only leaves results on {recipe.device}")
-        return spec, [
-            TensorArgument(name, t.dtype, tuple(t.shape), t.stride(), dim, per_item)
-            for name, t, (dim, per_item) in zip(many.names, many.tensors, dims, strict=True)
-        ]
-
-    def _need_same_arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], places: list[int]
-    ) -> None:
-        """A graph does not change Python objects, so a forward that changes its lists and dicts is not served."""
-        leaves, values = Leaves(), iter(args)
-        for argument in self._recipe.arguments:
-            name = argument.name or "*args"
-            value = next(values) if argument.positional else kwargs[argument.name]
-            if difference := first_difference(argument.spec, describe(value, name, leaves), name):
-                raise BuildError(f"forward changes its argument {name} ({difference}), which a graph would not do")
-        for name, before, after, place in zip(leaves.names, tensors, leaves.tensors, places, strict=True):
-            if before is not after or after.data_ptr() != place:
-                raise BuildError(f"forward puts another tensor in the place of {name}, which a graph would not do")
-
-    def _run_fewer(self, inputs: list[torch.Tensor], rows: int) -> tuple[int, Any]:
-        """Eager at the next smaller recorded size that the forward takes."""
-        failed: Exception | None = None
-        for fewer in [size for size in reversed(self._recipe.batch_sizes) if size < rows] or [1]:
-            try:
-                tensors = [take_rows(x, t, 0, fewer).clone() for x, t in zip(inputs, self._recipe.tensors, strict=True)]
-                return fewer, self._forward(tensors)
-            except Exception as error:  # noqa: BLE001  that size will be dropped and named when it is recorded
-                failed = failed or error
-        raise BuildError(f"eager itself raises at every batch size below {rows}: {failed}") from failed
-
-    def _note_written(self, written: set[int]) -> None:
-        for i in written:
-            if self._recipe.tensors[i].batch_dim is None:
-                raise BuildError(
-                    f"forward writes in place to {self._recipe.tensors[i].name}, which does not follow the batch; a "
-                    "batch served in chunks would write it more than once"
-                )
-            self._recipe.tensors[i].written = True
 
     def _spec(self, t: TensorArgument) -> Any:
         dim = -1 if t.batch_dim is None else t.batch_dim
