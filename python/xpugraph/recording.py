@@ -66,6 +66,8 @@ class Recording:
         self._tolerance = Tolerance(config.rtol, config.atol)
         self._native = _native.load()
         self._noise: list[float] | None = None
+        kind = recipe.device.type
+        self._autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         self._lock = threading.Lock()  # one size is added at a time
         self.costs = dict(costs or {})
         self.plan_dropped = ""
@@ -305,7 +307,7 @@ class Recording:
                 f"batch_size={size!r}; a whole number in 1…{self.largest} is needed: the buffers that all graphs read "
                 "are that large"
             )
-        with self._lock, torch.inference_mode(False), torch.no_grad(), gc_disabled():
+        with self._lock, torch.inference_mode(False), torch.no_grad(), self._same_autocast(), gc_disabled():
             if size in self.call.sizes:
                 return
             rows = max(size + 1, 3)
@@ -324,6 +326,13 @@ class Recording:
                 raise
             self.dropped.pop(size, None)
             self._recipe.batch_sizes = sorted({*self._recipe.batch_sizes, size})
+
+    def _same_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast as it was when the other sizes were recorded; it belongs to the thread, which may be another one."""
+        kind, (enabled, dtype) = self._recipe.device.type, self._autocast
+        if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) == (enabled, dtype):
+            return contextlib.nullcontext()
+        return torch.autocast(kind, dtype=dtype, enabled=enabled)
 
     def _check_added(self, size: int, inputs: list[torch.Tensor], rows: int) -> None:
         try:
@@ -364,4 +373,4 @@ def _flat(result: Any) -> list[torch.Tensor]:
 
 def _synchronize(device: torch.device) -> None:
     """Waits for the current stream, never for the whole device."""
-    getattr(torch, device.type).current_stream().synchronize()
+    getattr(torch, device.type).current_stream(device).synchronize()

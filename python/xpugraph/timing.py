@@ -42,7 +42,7 @@ def stream_synchronizer(device: torch.device) -> Callable[[], None]:
     """Returns what waits for the stream that is current now on `device`, and for no other stream."""
     if device.type == "cpu":
         return lambda: None
-    return getattr(torch, device.type).current_stream().synchronize
+    return getattr(torch, device.type).current_stream(device).synchronize
 
 
 class _Guard:

@@ -268,6 +268,29 @@ def test_recording_while_others_call(pair):
     assert p.backend.eager_calls() == 0
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_size_is_added_under_the_autocast_of_the_others(pair, device, inside):
+    with torch.autocast(device.type, torch.bfloat16, enabled=not inside):
+        p = pair(mlp(), [torch.randn(32, 32)])
+    with torch.autocast(device.type, torch.bfloat16, enabled=inside):
+        p.backend.record_batch_size(17)
+        assert torch.is_autocast_enabled(device.type) is inside
+    assert p.backend.plan(17) == [17]
+    with torch.autocast(device.type, torch.bfloat16, enabled=not inside):
+        p.backend.infer(p.put(torch.randn(17, 32)))
+    assert p.backend.eager_calls() == 0
+
+
+def test_a_size_is_added_to_graphs_of_inductor(pair):
+    p = pair(mlp(), [torch.randn(32, 32)], compile_with_inductor=True, plan="pad")
+    compiles = p.backend.inductor_compiles
+    p.backend.record_batch_size(17)
+    assert p.backend.plan(17) == [17]
+    for rows in (1, 16, 17, 18, 40):
+        p.check(torch.randn(rows, 32))
+    assert p.backend.inductor_compiles == compiles
+
+
 def test_exact_after(pair):
     p = pair(mlp(), [torch.randn(32, 32)], exact_after=3, plan="pad")
     for _ in range(2):

@@ -106,7 +106,7 @@ def _run(module: torch.nn.Module, workload: Workload, size: int) -> tuple[float,
 
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
-        getattr(torch, device.type).current_stream().synchronize()
+        getattr(torch, device.type).current_stream(device).synchronize()
 
 
 def _seconds_of(config: ProfilingConfig, call: float) -> float:

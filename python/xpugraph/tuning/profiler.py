@@ -64,7 +64,7 @@ class Profiler:
         self._synchronize: Callable[[], None] = lambda: None
         if device.type != "cpu":
             stream = getattr(torch, device.type).current_stream
-            self._synchronize = lambda: stream().synchronize()
+            self._synchronize = lambda: stream(device).synchronize()
 
     def build(self, module: torch.nn.Module) -> None:
         """Builds every candidate."""
