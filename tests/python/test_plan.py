@@ -271,7 +271,7 @@ def test_recording_while_others_call(pair):
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_size_is_added_under_the_autocast_of_the_others(pair, device, inside):
     with torch.autocast(device.type, torch.bfloat16, enabled=not inside):
-        p = pair(mlp(), [torch.randn(32, 32)])
+        p = pair(mlp(), [torch.randn(32, 32)], plan="pad")
     with torch.autocast(device.type, torch.bfloat16, enabled=inside):
         p.backend.record_batch_size(17)
         assert torch.is_autocast_enabled(device.type) is inside
