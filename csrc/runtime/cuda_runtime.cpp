@@ -113,8 +113,7 @@ void give_cublas_its_workspace(int device) {
 /// The device, and its capture stream, are the thread's current ones for as long as this lives.
 class StreamScope {
  public:
-  explicit StreamScope(int device)
-      : guard_(capture_stream(device)), stream{device, capture_stream(device).stream()} {
+  explicit StreamScope(int device) : guard_(capture_stream(device)), stream{device, capture_stream(device).stream()} {
     give_cublas_its_workspace(device);
   }
 
@@ -297,8 +296,8 @@ class CopyingInstance {
   }
   cudaGraphNode_t add(const Transfer& copy, const std::vector<cudaGraphNode_t>& dependencies) {
     cudaGraphNode_t node = nullptr;
-    check(cudaGraphAddMemcpyNode1D(&node, instance_.graph(), dependencies.data(), dependencies.size(), copy.dst, copy.src,
-                                   copy.bytes, cudaMemcpyDeviceToDevice),
+    check(cudaGraphAddMemcpyNode1D(&node, instance_.graph(), dependencies.data(), dependencies.size(), copy.dst,
+                                   copy.src, copy.bytes, cudaMemcpyDeviceToDevice),
           "cudaGraphAddMemcpyNode1D");
     copies_.push_back({node, copy});
     return node;

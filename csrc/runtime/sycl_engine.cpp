@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <sstream>
 #include <sycl/sycl.hpp>
 
 #include "core/error.h"
@@ -26,9 +25,14 @@ Notes& notes() {
 }
 
 std::string backend_name(sycl::backend backend) {
-  std::ostringstream out;
-  out << backend;
-  return out.str();
+  switch (backend) {
+    case sycl::backend::ext_oneapi_level_zero:
+      return "level_zero";
+    case sycl::backend::opencl:
+      return "opencl";
+    default:
+      return "backend " + std::to_string(static_cast<int>(backend));
+  }
 }
 
 /// The first line; the runtime's texts may have several.
@@ -82,31 +86,30 @@ void note_refusal(const std::string& why) {
 }
 
 std::string build() {
-  std::ostringstream out;
-  out << "libsycl major: " << __LIBSYCL_MAJOR_VERSION << "\n"
-      << "graph extension: " << SYCL_EXT_ONEAPI_GRAPH << "\n"
-      << "header date: " << __SYCL_COMPILER_VERSION << "\n";
-  return out.str();
+  return "libsycl major: " + std::to_string(__LIBSYCL_MAJOR_VERSION) +
+         "\ngraph extension: " + std::to_string(SYCL_EXT_ONEAPI_GRAPH) +
+         "\nheader date: " + std::to_string(__SYCL_COMPILER_VERSION) + "\n";
 }
 
 std::string devices() {
-  std::ostringstream out;
+  std::string text;
   try {
     for (const sycl::platform& platform : sycl::platform::get_platforms()) {
       for (const sycl::device& device : platform.get_devices()) {
-        out << "name: " << device.get_info<sycl::info::device::name>()
-            << "; platform: " << platform.get_info<sycl::info::platform::name>()
-            << "; backend: " << backend_name(device.get_backend())
-            << "; driver: " << device.get_info<sycl::info::device::driver_version>()
-            << "; full graph: " << (device.has(sycl::aspect::ext_oneapi_graph) ? "yes" : "no")
-            << "; limited graph: " << (device.has(sycl::aspect::ext_oneapi_limited_graph) ? "yes" : "no")
-            << "; engine: " << engine(device) << "\n";
+        const auto has = [&device](sycl::aspect aspect) { return std::string(device.has(aspect) ? "yes" : "no"); };
+        text += "name: " + device.get_info<sycl::info::device::name>() +
+                "; platform: " + platform.get_info<sycl::info::platform::name>() +
+                "; backend: " + backend_name(device.get_backend()) +
+                "; driver: " + device.get_info<sycl::info::device::driver_version>() +
+                "; full graph: " + has(sycl::aspect::ext_oneapi_graph) +
+                "; limited graph: " + has(sycl::aspect::ext_oneapi_limited_graph) + "; engine: " + engine(device) +
+                "\n";
       }
     }
   } catch (const sycl::exception& error) {
-    out << "the SYCL runtime failed to list its devices: " << first_line(error.what()) << "\n";
+    text += std::string("the SYCL runtime failed to list its devices: ") + first_line(error.what()) + "\n";
   }
-  return out.str();
+  return text;
 }
 
 }  // namespace xpugraph::sycl_engine

@@ -24,9 +24,7 @@ GraphedCall::~GraphedCall() {
   module_.reset();
 }
 
-void GraphedCall::serve(ModuleWatch watch) {
-  watch_ = std::move(watch);
-}
+void GraphedCall::serve(ModuleWatch watch) { watch_ = std::move(watch); }
 
 bool GraphedCall::same_autocast() const {
   const bool now = at::autocast::is_autocast_enabled(device_type_);

@@ -19,7 +19,11 @@ std::string describe_tensor(at::ScalarType dtype, at::IntArrayRef sizes, at::Dev
 GraphedModule::GraphedModule(std::shared_ptr<GraphRuntime> runtime, at::Device device, const BatchGrid& grid,
                              const std::vector<TensorSpec>& inputs, std::vector<TensorSpec> outputs,
                              GraphedModuleOptions options)
-    : runtime_(std::move(runtime)), device_(device), options_(options), output_specs_(std::move(outputs)), capacity_(grid.largest()) {
+    : runtime_(std::move(runtime)),
+      device_(device),
+      options_(options),
+      output_specs_(std::move(outputs)),
+      capacity_(grid.largest()) {
   if (grid.empty()) throw ConfigError("batch_sizes: at least one batch size is needed");
   const at::NoGradGuard no_grad;
   for (const TensorSpec& spec : inputs) {

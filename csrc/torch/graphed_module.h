@@ -83,14 +83,14 @@ class GraphedModule {
   std::int64_t capacity_;  ///< items that the padded buffers hold
   std::vector<Slot> slots_;
   bool writes_inputs_ = false;
-  BatchGrid grid_;                    ///< what is recorded
-  PlanTable plan_;                    ///< of the grid and the costs
+  BatchGrid grid_;  ///< what is recorded
+  PlanTable plan_;  ///< of the grid and the costs
   std::map<std::int64_t, double> costs_;
   PlanTable::Gains gains_;
   std::shared_ptr<GraphSet> graphs_;  ///< shared with lent results, whose memory is in its pool
-  std::vector<Results> results_;  ///< by batch size
-  std::vector<Transfer> before_;  ///< scratch of a call: into the slots
-  std::vector<Transfer> after_;   ///< scratch of a call: out of the results
+  std::vector<Results> results_;      ///< by batch size
+  std::vector<Transfer> before_;      ///< scratch of a call: into the slots
+  std::vector<Transfer> after_;       ///< scratch of a call: out of the results
   std::int64_t recordings_ = 0;
   std::int64_t replays_ = 0;
   mutable std::mutex mutex_;
