@@ -107,8 +107,17 @@ void bind_torch(py::module_& m) {
            py::arg("result"), py::arg("outputs"), py::arg("copy_outputs"), py::arg("pool_limit_bytes"),
            py::arg("flatten_node"), py::arg("unflatten_node"), py::arg("reject"))
       .def("__call__", &GraphedCall::operator())
-      .def("trial", &GraphedCall::trial)
-      .def("record", &GraphedCall::record, py::arg("size"), py::arg("forward"))
+      .def(
+          "trial",
+          [](GraphedCall& call, std::int64_t size, const py::args& args, const py::kwargs& kwargs) {
+            return call.trial(args, kwargs, size);
+          },
+          py::arg("size"))
+      .def("need_unchanged", &GraphedCall::need_unchanged)
+      .def(
+          "publish", [](GraphedCall& call, std::int64_t size) { call.module().publish(size); }, py::arg("size"),
+          ReleaseGil())
+      .def("record", &GraphedCall::record, py::arg("size"), py::arg("forward"), py::arg("publish") = true)
       .def("replay", &GraphedCall::replay, py::arg("size"))
       .def("serve", &GraphedCall::serve, py::arg("watch"))
       .def("report_seen", &GraphedCall::report_seen, py::arg("times"), py::arg("largest"), py::arg("on_seen"))

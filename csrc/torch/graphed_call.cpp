@@ -55,13 +55,13 @@ py::object GraphedCall::operator()(const py::args& args, const py::kwargs& kwarg
   return build_object(result_, outputs, unflatten_node_);
 }
 
-py::object GraphedCall::trial(const py::args& args, const py::kwargs& kwargs) {
+py::object GraphedCall::trial(const py::args& args, const py::kwargs& kwargs, std::int64_t size) {
   CallSignature::Match call;
   if (const auto reason = match(args, kwargs, call)) throw InputError(*reason);
   GraphedModule::Tensors outputs;
   {
     const py::gil_scoped_release release;
-    outputs = module_->run(call.tensors, call.batch_size, /*counted=*/false);
+    outputs = module_->trial(call.tensors, call.batch_size, size);
   }
   return build_object(result_, outputs, unflatten_node_);
 }
@@ -86,12 +86,15 @@ void GraphedCall::need_unchanged() {
                    "(copy_, load_state_dict), or deactivate() and activate() the backend to record again");
 }
 
-void GraphedCall::record(std::int64_t size, const py::function& forward) {
+void GraphedCall::record(std::int64_t size, const py::function& forward, bool publish) {
   const py::gil_scoped_release release;
-  module_->record(size, [&](const GraphedModule::Tensors& inputs) {
-    const py::gil_scoped_acquire acquire;
-    return py::cast<GraphedModule::Tensors>(forward(inputs));
-  });
+  module_->record(
+      size,
+      [&](const GraphedModule::Tensors& inputs) {
+        const py::gil_scoped_acquire acquire;
+        return py::cast<GraphedModule::Tensors>(forward(inputs));
+      },
+      publish);
 }
 
 void GraphedCall::replay(std::int64_t size) {

@@ -30,11 +30,14 @@ class GraphedCall {
   GraphedCall& operator=(const GraphedCall&) = delete;
 
   py::object operator()(const py::args& args, const py::kwargs& kwargs);
-  /// The same for a check or a measurement: counted nowhere, and not handed to `reject`. @throws InputError instead.
-  py::object trial(const py::args& args, const py::kwargs& kwargs);
+  /// The same for a check or a measurement (see GraphedModule::trial): counted nowhere, and not handed to `reject`.
+  /// @throws InputError instead.
+  py::object trial(const py::args& args, const py::kwargs& kwargs, std::int64_t size);
+  /// @throws StateError when the module is no longer what was recorded; names the change.
+  void need_unchanged();
 
   /// forward(list of static inputs) -> list of tensors, called inside the capture with the GIL held.
-  void record(std::int64_t size, const py::function& forward);
+  void record(std::int64_t size, const py::function& forward, bool publish);
   void replay(std::int64_t size);
   /// From now on calls check `watch`.
   void serve(ModuleWatch watch);
@@ -50,7 +53,6 @@ class GraphedCall {
   bool same_autocast() const;
   std::optional<std::string> match(const py::args& args, const py::kwargs& kwargs, CallSignature::Match& match) const;
   void count(std::int64_t batch_size);
-  void need_unchanged();
 
   std::unique_ptr<GraphedModule> module_;
   CallSignature signature_;

@@ -45,7 +45,7 @@ GraphedModule::Tensors GraphedModule::views(std::int64_t size) const {
   return views;
 }
 
-void GraphedModule::record(std::int64_t size, const Forward& forward) {
+void GraphedModule::record(std::int64_t size, const Forward& forward, bool publish) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Tensors inputs = views(size);
   Tensors outputs;
@@ -54,8 +54,7 @@ void GraphedModule::record(std::int64_t size, const Forward& forward) {
   try {
     if (results_.size() <= index) results_.resize(index + 1);
     results_[index] = hold(std::move(outputs), size);
-    grid_ = BatchGrid::from_sizes(graphs_->sizes());
-    replan();
+    if (publish) add_to_grid(size);
   } catch (...) {
     graphs_->drop(size);
     if (results_.size() > index) results_[index].clear();
@@ -63,6 +62,19 @@ void GraphedModule::record(std::int64_t size, const Forward& forward) {
     throw;
   }
   ++recordings_;
+}
+
+void GraphedModule::publish(std::int64_t size) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  graphs_->nodes(size);  // throws where there is none
+  add_to_grid(size);
+}
+
+void GraphedModule::add_to_grid(std::int64_t size) {
+  std::vector<std::int64_t> sizes = grid_.sizes();
+  sizes.push_back(size);
+  grid_ = BatchGrid::from_sizes(std::move(sizes));
+  replan();
 }
 
 GraphedModule::Results GraphedModule::hold(Tensors&& outputs, std::int64_t size) const {
@@ -134,12 +146,24 @@ std::vector<Chunk> GraphedModule::plan(std::int64_t batch_size) const {
   return {plan.begin(), plan.end()};
 }
 
-GraphedModule::Tensors GraphedModule::run(const Tensors& inputs, std::int64_t batch_size, bool counted) {
-  const at::NoGradGuard no_grad;
+GraphedModule::Tensors GraphedModule::run(const Tensors& inputs, std::int64_t batch_size) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (grid_.empty()) throw StateError("no batch size is recorded");
+  return serve(inputs, BatchPlan(plan_, batch_size), replays_);
+}
+
+GraphedModule::Tensors GraphedModule::trial(const Tensors& inputs, std::int64_t batch_size, std::int64_t size) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::int64_t not_counted = 0;
+  if (size == 0) return serve(inputs, BatchPlan(plan_, batch_size), not_counted);
+  const PlanTable alone = PlanTable::padded(BatchGrid::from_sizes({size}));
+  return serve(inputs, BatchPlan(alone, batch_size), not_counted);
+}
+
+GraphedModule::Tensors GraphedModule::serve(const Tensors& inputs, const BatchPlan& plan, std::int64_t& replays) {
+  const at::NoGradGuard no_grad;
+  const std::int64_t batch_size = plan.batch();
   const Stream stream = runtime_->current_stream(device_index());
-  const BatchPlan plan(plan_, batch_size);
   const c10::DeviceGuard device(device_);
   graphs_->enter(stream);
   const bool lend = !options_.copy_outputs && plan.single();
@@ -157,7 +181,7 @@ GraphedModule::Tensors GraphedModule::run(const Tensors& inputs, std::int64_t ba
       if (!lend)
         for (std::size_t i = 0; i < results.size(); ++i) results[i].transfer_to(outputs[i], chunk, after_);
       graphs_->replay(chunk.size, stream, {before_.data(), before_.size()}, {after_.data(), after_.size()});
-      replays_ += counted;
+      ++replays;
       if (writes_inputs_)
         for (std::size_t i = 0; i < slots_.size(); ++i)
           if (slots_[i].spec().written) slots_[i].write_back(inputs[i], chunk);
@@ -180,7 +204,7 @@ void GraphedModule::replay(std::int64_t size) {
 
 std::vector<std::int64_t> GraphedModule::sizes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return graphs_->sizes();
+  return grid_.sizes();
 }
 
 std::size_t GraphedModule::nodes(std::int64_t size) const {

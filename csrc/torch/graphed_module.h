@@ -42,7 +42,10 @@ class GraphedModule {
   Tensors static_inputs(std::int64_t size);
   /// Captures forward(static_inputs(size)) into the shared pool. Let `forward` run for this size before, so that nothing
   /// is initialised inside the capture. @throws what forward throws; CaptureError; OutOfMemoryError (pool limit).
-  void record(std::int64_t size, const Forward& forward);
+  /// Without `publish` no call is served by it before publish(size): run() uses it only where it is told to.
+  void record(std::int64_t size, const Forward& forward, bool publish = true);
+  /// Lets calls be served by a size that was recorded without that. @throws StateError when it is not recorded.
+  void publish(std::int64_t size);
   /// Forgets a recorded size; others serve its batches from then on.
   void drop(std::int64_t size);
   /// From now on batches are served by the cheapest cover of the recorded sizes that have a cost (PlanTable::cheapest)
@@ -55,11 +58,14 @@ class GraphedModule {
 
   /// Serves `batch_size` ≥ 1 items; `inputs` match the specs. Asynchronous on the calling thread's current stream. Rows
   /// that pad are zero. Results are the caller's own, or lent (copy_outputs = false and one replay).
-  Tensors run(const Tensors& inputs, std::int64_t batch_size, bool counted = true);
+  Tensors run(const Tensors& inputs, std::int64_t batch_size);
+  /// The same for a check or a measurement, which is not counted; with `size` above 0 by replays of that size alone,
+  /// published or not.
+  Tensors trial(const Tensors& inputs, std::int64_t batch_size, std::int64_t size);
   /// Replays one size on the current stream with whatever its buffers hold.
   void replay(std::int64_t size);
 
-  std::vector<std::int64_t> sizes() const;     ///< what is recorded, ascending
+  std::vector<std::int64_t> sizes() const;     ///< what is recorded and published, ascending
   std::size_t nodes(std::int64_t size) const;  ///< of one graph; never 0
   PoolStats pool_stats() const;
   std::size_t pool_bytes_of(std::int64_t size) const;  ///< what recording this size added to the pool
@@ -72,7 +78,9 @@ class GraphedModule {
   using Results = std::vector<Result>;
 
   Tensors views(std::int64_t size) const;
+  Tensors serve(const Tensors& inputs, const BatchPlan& plan, std::int64_t& replays);
   Results hold(Tensors&& outputs, std::int64_t size) const;
+  void add_to_grid(std::int64_t size);
   void replan();
   int device_index() const { return device_.index() < 0 ? 0 : device_.index(); }
 

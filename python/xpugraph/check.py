@@ -243,13 +243,13 @@ class Checker:
                 item.copy_(poison(item))
             elif x.dtype is torch.bool:
                 item.copy_(item.logical_not())
-            elif poison is not _negated:
-                # Another value of the sample; beyond a constant sample the next one, which the module may refuse, or 0
-                # where that would be the end: padding rows are 0, so that it is a good value.
+            else:
+                # Another value of the sample. Beyond a constant sample the next one, which the module may refuse; then,
+                # and at once where that would be the end, 0, which padding rows are.
                 low, high = argument.integer_range
                 if high > low:
                     item.copy_(torch.where(item == high, low, high))
-                elif self.device.type in _BAD_INDEX_IS_FATAL:
+                elif poison is _negated or self.device.type in _BAD_INDEX_IS_FATAL:
                     item.zero_()
                 else:
                     item.add_(1)

@@ -16,7 +16,7 @@ from .batching import fresh_inputs, take_rows
 from .call import TensorArgument, rebuild_call
 from .check import Checker, Tolerance
 from .compiling import Compiled, InductorError
-from .errors import BuildError, CaptureError, ConfigError, XPUGraphError
+from .errors import BuildError, CaptureError, ConfigError, OutOfMemoryError, StateError, XPUGraphError
 from .known_faults import explain
 from .observe import EagerRaisesError, observe
 from .plan import EXACT_GAIN, MIN_GAIN, by_plain_rule, covers, measure_cost
@@ -30,6 +30,7 @@ from .watch import Snapshot
 if TYPE_CHECKING:
     from .backends.graph import XPUGraphBackendConfig
 
+_ROWS_KEPT = 64  # items of the samples
 _TIMINGS = 2  # of each size, one pass after the other: what slows a machine for a while is seen in one of them only
 _SEED = 20260401  # of the check's own generator; the global ones are never touched
 
@@ -43,6 +44,7 @@ class Recording:
         record_seconds: Time spent warming up and capturing.
         capture_seconds: Of that, the time spent capturing.
         compile_seconds: Time spent compiling; 0 without Inductor.
+        rows: A few items of the samples, on the host, for recording again or more; None when there were no samples.
         costs: What a replay of each recorded size costs in ms, for ``plan="measured"``; empty when the plain rule
             serves.
         plan_dropped: Why the plain rule serves although ``plan="measured"``; empty when it does not.
@@ -66,9 +68,11 @@ class Recording:
         self._tolerance = Tolerance(config.rtol, config.atol)
         self._native = _native.load()
         self._noise: list[float] | None = None
+        self.rows = None if samples is None else _few_rows(recipe.tensors, samples)
         kind = recipe.device.type
         self._autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         self._lock = threading.Lock()  # one size is added at a time
+        self._closed = False
         self.costs = dict(costs or {})
         self.plan_dropped = ""
         self.dropped: dict[int, str] = {}
@@ -89,10 +93,12 @@ class Recording:
         del self._snapshot
 
     def close(self) -> None:
-        """Destroys the graphs and gives their memory back."""
-        del self.call
-        self._kept.clear()
-        self._compiled = None
+        """Destroys the graphs and gives their memory back; waits for a size that is being added."""
+        with self._lock:
+            self._closed = True
+            del self.call
+            self._kept.clear()
+            self._compiled = None
 
     @property
     def largest(self) -> int:
@@ -182,15 +188,15 @@ class Recording:
         with Keeper(static):
             self._forward(static)
 
-    def _capture(self, size: int, static: list[torch.Tensor]) -> None:
+    def _capture(self, size: int, static: list[torch.Tensor], publish: bool = True) -> None:
         compiled = self._compiled
         if compiled is None:
             with Keeper(static) as keeper:
-                self.call.record(size, self._forward_flat)
+                self.call.record(size, self._forward_flat, publish)
             self._kept.update(keeper.kept)
             return
         # Dynamo runs nothing under a dispatch mode; what compiled code reads it is given, and Compiled keeps that.
-        self.call.record(size, lambda tensors: _flat(compiled.capture(tensors)))
+        self.call.record(size, lambda tensors: _flat(compiled.capture(tensors)), publish)
         if self.call.nodes(size) == 0:
             self.call.drop(size)
             raise CaptureError("the graph has no node: nothing that Inductor generated was recorded")
@@ -217,8 +223,11 @@ class Recording:
         for slot, x, t in zip(static, inputs, self._recipe.tensors, strict=True):
             slot.copy_(take_rows(x, t, 0, size))
 
-    def _checker(self, inputs: list[torch.Tensor], rows: int) -> Checker:
-        """Compares the graphs with eager on `inputs`, which have that many rows; eager runs now."""
+    def _checker(self, inputs: list[torch.Tensor], rows: int, size: int = 0) -> Checker:
+        """Compares the graphs with eager on `inputs`, which have that many rows; eager runs now.
+
+        With a `size` only its graph is used, which need not be published.
+        """
         written = [i for i, t in enumerate(self._recipe.tensors) if t.written]
         checked = self._outputs + [self._recipe.tensors[i] for i in written]
 
@@ -228,7 +237,7 @@ class Recording:
         def graph(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             args, kwargs = rebuild_call(self._recipe.arguments, tensors)
             leaves = Leaves()
-            describe(self.call.trial(*args, **kwargs), "output", leaves)
+            describe(self.call.trial(size, *args, **kwargs), "output", leaves)
             return leaves.tensors + [tensors[i] for i in written]
 
         recipe, tolerance, device = self._recipe, self._tolerance, self._recipe.device
@@ -281,7 +290,7 @@ class Recording:
         def call() -> None:
             for tensor, before in written:  # counted up by every call, positions would become bad ones
                 tensor.copy_(before)
-            self.call.trial(*args, **kwargs)
+            self.call.trial(size, *args, **kwargs)
 
         return measure_cost(call, stream_synchronizer(self._recipe.device))
 
@@ -299,6 +308,7 @@ class Recording:
 
         Raises:
             ConfigError: `size` is not in 1 … the largest size, whose buffers all graphs read.
+            StateError: The module was changed after recording, or the backend was deactivated.
             Exception: What the forward raises; CaptureError, BuildError or OutOfMemoryError. The size is dropped then,
                 with the reason, and everything else is as before.
         """
@@ -308,24 +318,57 @@ class Recording:
                 "are that large"
             )
         with self._lock, torch.inference_mode(False), torch.no_grad(), self._same_autocast(), gc_disabled():
+            if self._closed:
+                raise StateError("the backend was deactivated meanwhile; call activate() first")
             if size in self.call.sizes:
                 return
-            rows = max(size + 1, 3)
-            generator = torch.Generator().manual_seed(_SEED + size)
-            inputs = fresh_inputs(self._recipe.tensors, None, rows, self._recipe.device, generator)
+            self.call.need_unchanged()
             try:
-                # Not into the buffers of the graphs: those serve other calls.
-                self._warm_up(
-                    [take_rows(x, t, 0, size).clone() for x, t in zip(inputs, self._recipe.tensors, strict=True)]
-                )
-                _synchronize(self._recipe.device)
-                self._capture(size, self.call.static_inputs(size))
-                self._check_added(size, inputs, rows)
+                self._add(size)
             except Exception as error:
                 self.dropped[size] = explain(error)
                 raise
             self.dropped.pop(size, None)
             self._recipe.batch_sizes = sorted({*self._recipe.batch_sizes, size})
+
+    def _add(self, size: int) -> None:
+        """Records, checks and times a size that no call is served by meanwhile, then publishes it."""
+        limit, largest = self._config.pool_limit_bytes, max(self.call.sizes)
+        if limit is not None and size > largest:
+            raise OutOfMemoryError(
+                f"batch size {size}: the limit of the pool, {limit} bytes, let no size above {largest} be recorded"
+            )
+        weights = self._versions()
+        rows = max(size + 1, 3)
+        generator = torch.Generator().manual_seed(_SEED + size)
+        inputs = fresh_inputs(self._recipe.tensors, self.rows, rows, self._recipe.device, generator)
+        # Not into the buffers of the graphs: those serve other calls.
+        self._warm_up(self._rows_of(inputs, size))
+        _synchronize(self._recipe.device)
+        self._capture(size, self.call.static_inputs(size), publish=False)
+        try:
+            checker = self._checker(inputs, rows, size)
+            with _named_check():
+                reason = checker.size(size, max((s for s in self.call.sizes if s < size), default=0))
+            if reason is not None:
+                raise CaptureError(f"batch size {size}: {reason}")
+            if self.costs:
+                self.costs[size] = self._cost(inputs, size)
+            self.call.need_unchanged()  # what was captured may be what somebody put there for a moment
+        except BaseException as error:
+            self.call.drop(size)
+            self.costs.pop(size, None)
+            if isinstance(error, (BuildError, CaptureError)) and self._versions() != weights:
+                raise CaptureError(f"batch size {size}: weights were changed during its check; try again") from error
+            raise
+        if self.costs:
+            self.call.set_costs(self.costs, MIN_GAIN, EXACT_GAIN)
+        self.call.publish(size)
+
+    def _versions(self) -> list[int]:
+        """How often each weight was written to."""
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
     def _same_autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Autocast as it was when the other sizes were recorded; it belongs to the thread, which may be another one."""
@@ -333,20 +376,6 @@ class Recording:
         if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) == (enabled, dtype):
             return contextlib.nullcontext()
         return torch.autocast(kind, dtype=dtype, enabled=enabled)
-
-    def _check_added(self, size: int, inputs: list[torch.Tensor], rows: int) -> None:
-        try:
-            checker = self._checker(inputs, rows)
-            with _named_check():
-                reason = checker.size(size, size - 1)
-            if reason is not None:
-                raise CaptureError(f"batch size {size}: {reason}")
-            if self.costs:
-                self.costs[size] = self._cost(inputs, size)
-                self._set_plan()
-        except BaseException:
-            self.call.drop(size)
-            raise
 
     def _need_sizes(self) -> None:
         if not self.call.sizes:
@@ -363,6 +392,19 @@ def _named_check() -> Iterator[None]:
         raise
     except Exception as error:
         raise BuildError(f"the check against eager failed (rows that pad are zero): {error}") from error
+
+
+def _few_rows(arguments: Sequence[TensorArgument], samples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """At most `_ROWS_KEPT` items of each tensor, from all over the sample; the whole of one that has no batch."""
+    kept = []
+    for argument, sample in zip(arguments, samples, strict=True):
+        sample = sample.detach()
+        if argument.batch_dim is not None:
+            length = sample.shape[argument.batch_dim]
+            some = torch.linspace(0, length - 1, min(length, _ROWS_KEPT * argument.rows_per_item)).round().long()
+            sample = sample.index_select(argument.batch_dim, some.to(sample.device))
+        kept.append(sample.cpu().clone())
+    return kept
 
 
 def _flat(result: Any) -> list[torch.Tensor]:

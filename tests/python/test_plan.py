@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -171,191 +170,30 @@ def test_padding_is_zero_whatever_came_before(pair):
             assert bool((padded[rows:] == 0).all()), (turn, rows)
 
 
-# ---- exact sizes -----------------------------------------------------------------------------------------------------
-
-
-def test_record_batch_size(pair):
-    p = pair(mlp(), [torch.randn(32, 32)], plan="pad")
-    assert p.backend.plan(17) == [24]
-    reserved = p.backend.pool_stats()["reserved"]
-    p.backend.record_batch_size(17)
-    assert p.backend.plan(17) == [17]
-    assert p.backend.plan(16) == [16]
-    assert p.backend.plan(18) == [24]
-    assert p.backend.recorded_batch_sizes == [1, 2, 4, 8, 16, 17, 24, 32]
-    assert p.backend.pool_stats()["reserved"] == reserved, "it fits into what the largest size reserved"
-    for rows in (*range(1, 40), 17, 24):
-        p.check(torch.randn(rows, 32))
-    recordings = p.backend.counters()["recordings"]
-    p.backend.record_batch_size(17)
-    assert p.backend.counters()["recordings"] == recordings
-    p.backend.deactivate()
-    p.backend.activate()
-    assert 17 in p.backend.recorded_batch_sizes
-    assert p.backend.to_dict()["recipe"]["batch_sizes"] == [1, 2, 4, 8, 16, 17, 24, 32]
-
-
-@pytest.mark.parametrize("size", [0, -1, 33, True, 1.5, "17", None])
-def test_record_batch_size_refuses(pair, size):
+def test_the_plain_rule_forgets_timings(pair, cost_of_rows):
     p = pair(mlp(), [torch.randn(32, 32)])
-    with pytest.raises(xg.ConfigError, match="batch_size="):
-        p.backend.record_batch_size(size)
-    p.check(torch.randn(17, 32))
+    state = p.backend.to_dict()
+    state["config"]["plan"] = "pad"
+    loaded = xg.XPUGraphBackend.from_dict(p.module, state)
+    loaded.deploy()
+    loaded.record_batch_size(5)
+    assert loaded.plan(17) == [24]
+    assert "plan: pad" in loaded.describe()
 
 
-def test_record_batch_size_needs_an_active_backend(pair):
-    p = pair(mlp(), [torch.randn(32, 32)])
-    p.backend.deactivate()
-    with pytest.raises(xg.StateError):
-        p.backend.record_batch_size(17)
+@pytest.mark.parametrize("size", [-1, 1.5, "5", None, True, 2**70])
+def test_plan_refuses(pair, size):
+    p = pair(mlp(), [torch.randn(4, 32)])
+    with pytest.raises(xg.InputError, match="batch_size="):
+        p.backend.plan(size)
+    assert p.backend.plan(0) == []
 
 
-def test_a_size_that_cannot_be_recorded_changes_nothing(pair):
-    class Picky(torch.nn.Module):
-        refuses = False
-
-        def forward(self, x):
-            if Picky.refuses and x.shape[0] == 17:
-                raise RuntimeError("seventeen is not served")
-            return x * 2
-
-    p = pair(Picky(), [torch.randn(32, 8)], plan="pad")
-    Picky.refuses = True
-    with pytest.raises(RuntimeError, match="seventeen is not served"):
-        p.backend.record_batch_size(17)
-    assert "seventeen" in p.backend.dropped_batch_sizes[17]
-    assert 17 not in p.backend.recorded_batch_sizes
-    p.check(torch.randn(16, 8))
-    Picky.refuses = False
-    p.check(torch.randn(17, 8))
-    p.backend.record_batch_size(17)
-    assert p.backend.dropped_batch_sizes == {}
-    p.check(torch.randn(17, 8))
-
-
-def test_an_added_size_that_is_wrong_is_dropped(pair, monkeypatch):
-    p = pair(mlp(), [torch.randn(32, 32)])
-    monkeypatch.setattr(Checker, "size", lambda self, size, previous: "it differs")
-    with pytest.raises(xg.CaptureError, match="batch size 17: it differs"):
-        p.backend.record_batch_size(17)
-    assert 17 not in p.backend.recorded_batch_sizes
-    p.check(torch.randn(17, 32))
-
-
-def test_recording_while_others_call(pair):
-    p = pair(mlp(), [torch.randn(32, 32)], plan="pad")
-    stop, wrong = threading.Event(), []
-
-    def work(seed):
-        generator = torch.Generator().manual_seed(seed)
-        while not stop.is_set():
-            x = torch.randn(int(torch.randint(1, 33, (), generator=generator)), 32, generator=generator)
-            if not torch.allclose(p.got(x), p.expected(x), rtol=1e-4, atol=1e-5):
-                wrong.append(x.shape[0])
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for size in (3, 5, 17, 19, 31):
-            p.backend.record_batch_size(size)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
-    assert {3, 5, 17, 19, 31} <= set(p.backend.recorded_batch_sizes)
-    assert p.backend.eager_calls() == 0
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_size_is_added_under_the_autocast_of_the_others(pair, device, inside):
-    with torch.autocast(device.type, torch.bfloat16, enabled=not inside):
-        p = pair(mlp(), [torch.randn(32, 32)], plan="pad")
-    with torch.autocast(device.type, torch.bfloat16, enabled=inside):
-        p.backend.record_batch_size(17)
-        assert torch.is_autocast_enabled(device.type) is inside
-    assert p.backend.plan(17) == [17]
-    with torch.autocast(device.type, torch.bfloat16, enabled=not inside):
-        p.backend.infer(p.put(torch.randn(17, 32)))
-    assert p.backend.eager_calls() == 0
-
-
-def test_a_size_is_added_to_graphs_of_inductor(pair):
-    p = pair(mlp(), [torch.randn(32, 32)], compile_with_inductor=True, plan="pad")
-    compiles = p.backend.inductor_compiles
-    p.backend.record_batch_size(17)
-    assert p.backend.plan(17) == [17]
-    for rows in (1, 16, 17, 18, 40):
-        p.check(torch.randn(rows, 32))
-    assert p.backend.inductor_compiles == compiles
-
-
-def test_exact_after(pair):
-    p = pair(mlp(), [torch.randn(32, 32)], exact_after=3, plan="pad")
-    for _ in range(2):
-        p.check(torch.randn(17, 32))
-        p.check(torch.randn(16, 32))
-    assert p.backend.recorded_batch_sizes == [1, 2, 4, 8, 16, 24, 32]
-    p.check(torch.randn(17, 32))
-    until = time.monotonic() + 60
-    while 17 not in p.backend.recorded_batch_sizes and time.monotonic() < until:
-        time.sleep(0.01)
-    assert p.backend.plan(17) == [17]
-    p.check(torch.randn(17, 32))
-    p.backend.deactivate()
-    assert not any(thread.name == "xpugraph-record" for thread in threading.enumerate())
-
-
-def test_exact_after_of_a_size_that_fails_is_told_once(pair, caplog):
-    class Picky(torch.nn.Module):
-        refuses = False
-
-        def forward(self, x):
-            if Picky.refuses and x.shape[0] == 17:
-                raise RuntimeError("seventeen is not served")
-            return x * 2
-
-    p = pair(Picky(), [torch.randn(32, 8)], exact_after=2, plan="pad")
-    Picky.refuses = True
-    for _ in range(10):
-        p.check(torch.randn(18, 8))
-        p.backend.infer(p.put(torch.randn(17, 8)))
-    until = time.monotonic() + 60
-    while 17 not in p.backend.dropped_batch_sizes and time.monotonic() < until:
-        time.sleep(0.01)
-    for _ in range(10):
-        p.backend.infer(p.put(torch.randn(17, 8)))
-    p.backend.deactivate()  # waits for the thread
-    told = [record for record in caplog.records if "batch size 17 could not be recorded" in record.message]
-    assert len(told) == 1
-
-
-def test_exact_batch_sizes(pair):
-    p = pair(mlp(), [torch.randn(32, 32)], batch_sizes=[17, 3], exact_batch_sizes=True)
-    assert p.backend.recorded_batch_sizes == [1, 2, 3, 4, 8, 16, 17, 24, 32]
-    only = pair(mlp(), [torch.randn(32, 32)], batch_sizes=[17, 3])
-    assert only.backend.recorded_batch_sizes == [3, 17]
-    capped = pair(
-        mlp(), [torch.randn(32, 32)], batch_sizes=[17, 31], exact_batch_sizes=True, max_recorded_batch_size=20
-    )
-    assert capped.backend.recorded_batch_sizes == [1, 2, 4, 8, 16, 17, 20]
-
-
-def test_tune_records_the_served_sizes(device):
-    module = mlp().eval().to(device)
-    strategy = xg.OneBackendStrategy(xg.XPUGraphBackend())
-    x = torch.randn(32, 32).to(device)
-    tuned = xg.tune(module, x, [1, 5, 17], strategy, exact_batch_sizes=True, progress=False)
-    (backend,) = tuned.backend.backends.values()
-    assert backend.recorded_batch_sizes == [1, 2, 4, 5, 8, 16, 17]
-    assert strategy.backends_to_build()[0].config.exact_batch_sizes is False, "the user's own backend is as it was"
-    for rows in (1, 5, 17, 30):
-        torch.testing.assert_close(tuned(x[:rows]).cpu(), module(x[:rows]).detach().cpu(), rtol=1e-4, atol=1e-5)
-    estimate = xg.tune(module, x, [1, 5, 17], strategy, exact_batch_sizes=True, dry_run=True)
-    assert estimate.recorded_batch_sizes == [1, 2, 4, 5, 8, 16, 17]
-    with pytest.raises(xg.ConfigError, match="exact_batch_sizes=1"):
-        xg.tune(module, x, [1, 5, 17], strategy, exact_batch_sizes=1, progress=False)
+@pytest.mark.parametrize("costs", [{"9" * 5000: 1.0}, {"8": 10**400}, {"0": 1.0}, {"\uff11": 1.0}])
+def test_hostile_costs_are_refused(pair, costs):
+    p = pair(mlp(), [torch.randn(4, 32)])
+    with pytest.raises(xg.ConfigError, match="state"):
+        xg.XPUGraphBackend.from_dict(p.module, {**p.backend.to_dict(), "costs": costs})
 
 
 @pytest.mark.parametrize(

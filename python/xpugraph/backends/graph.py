@@ -26,6 +26,8 @@ from .graph_config import XPUGraphBackendConfig
 
 _DEVICES = ("xpu", "cuda", "sycl")
 _MOST_REASONS = 32
+_MOST_ROWS = 1 << 40  # that a plan is asked for
+_MOST_MS = 1e12
 
 
 class XPUGraphBackend(Backend):
@@ -54,6 +56,7 @@ class XPUGraphBackend(Backend):
         self._expected: list[int] = []
         self._costs: dict[int, float] = {}
         self._adder: SizeAdder | None = None
+        self._rows: list[torch.Tensor] | None = None  # of the samples, for recording again
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -85,12 +88,15 @@ class XPUGraphBackend(Backend):
     def _make_recording(
         self, module: torch.nn.Module, recipe: Recipe, samples: Sequence[torch.Tensor] | None
     ) -> Recording:
-        return Recording(module, recipe, self.config, samples, self._reject(), self._costs)
+        costs = self._costs if self.config.plan == "measured" else {}
+        return Recording(module, recipe, self.config, samples, self._reject(), costs)
 
     def _start(self, recording: Recording) -> None:
         self._recording, self._costs = recording, recording.costs
+        self._rows = recording.rows
         if self.config.exact_after is not None:
             self._adder = SizeAdder(recording, self.config.exact_after)
+            weakref.finalize(self, self._adder.stop)
 
     def expect(self, batch_sizes: Sequence[int], exact: bool = False) -> None:
         """With ``exact``, or ``exact_batch_sizes=True``, these are recorded too."""
@@ -125,7 +131,7 @@ class XPUGraphBackend(Backend):
     def _activate(self) -> None:
         assert self._module is not None and self._recipe is not None
         check_module(self._module)
-        self._start(self._make_recording(self._module, self._recipe, None))
+        self._start(self._make_recording(self._module, self._recipe, self._rows))
 
     def _deactivate(self) -> None:
         assert self._recording is not None
@@ -190,7 +196,9 @@ class XPUGraphBackend(Backend):
     def record_batch_size(self, batch_size: int) -> None:
         """Records one more size while the others serve calls, of other threads too. Does nothing when it is recorded.
 
-        The size is recorded again when the backend is activated again, or loaded from a checkpoint saved after this.
+        No call is served by it before it was checked. It is recorded again when the backend is activated again, or
+        loaded from a checkpoint saved after this. With ``copy_outputs=False`` it counts as a call: what was lent is
+        overwritten.
 
         Args:
             batch_size: At most the largest size that the backend was built for.
@@ -200,7 +208,7 @@ class XPUGraphBackend(Backend):
             CaptureError: Recording failed, or its results differ from eager's; ``dropped_batch_sizes`` has the reason,
                 and everything else is as before. What the forward itself raises comes as it is.
             OutOfMemoryError: The pool would grow above its limit.
-            StateError: Not built or not active.
+            StateError: Not built or not active, or the module was changed after recording.
         """
         self._active("record_batch_size").add(batch_size)
 
@@ -208,9 +216,11 @@ class XPUGraphBackend(Backend):
         """The recorded sizes that serve a batch, in order: [24], or [16, 1], of 17 rows.
 
         Raises:
-            InputError: `batch_size` is negative.
+            InputError: `batch_size` is no whole number of 0 or more.
             StateError: Not built or not active.
         """
+        if type(batch_size) is not int or not 0 <= batch_size <= _MOST_ROWS:
+            raise InputError(f"batch_size={batch_size!r}; a whole number of 0 or more is needed")
         return [chunk.size for chunk in self._active("plan").call.plan(batch_size)]
 
     def replay(self, batch_size: int) -> None:
@@ -378,7 +388,8 @@ class XPUGraphBackend(Backend):
 
 def _costs_from_dict(state: dict[str, float]) -> dict[int, float]:
     for size, cost in state.items():
-        if not (size.isdecimal() and type(cost) in (int, float) and 0 < cost < float("inf")):
+        known = len(size) <= 7 and size.isascii() and size.isdecimal() and int(size) > 0
+        if not (known and type(cost) in (int, float) and 0 < cost < _MOST_MS):
             raise ConfigError(f"state: {size!r}: {cost!r} is no batch size with its cost")
     return {int(size): float(cost) for size, cost in state.items()}
 

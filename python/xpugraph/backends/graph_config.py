@@ -23,7 +23,7 @@ class XPUGraphBackendConfig:
     Attributes:
         compile_with_inductor: Record the kernels that Torch Inductor generates. ``build`` raises BuildError with the
             reason when it cannot compile the module.
-        max_recorded_batch_size: No size above this is recorded; larger batches are served in chunks.
+        max_recorded_batch_size: The grid ends there; larger batches are served in chunks.
         batch_sizes: The sizes to record, instead of 1, 2, 4 and the multiples of 8.
         exact_batch_sizes: Record the sizes that were named (`batch_sizes` here and in ``tune``) beside 1, 2, 4 and the
             multiples of 8, as far as `max_recorded_batch_size` allows.
@@ -69,6 +69,10 @@ class XPUGraphBackendConfig:
             self.batch_sizes = sorted({_whole("batch_sizes", size) for size in self.batch_sizes})
             if not self.batch_sizes:
                 raise ConfigError("batch_sizes=[]; at least one size is needed")
+        if self.exact_after is not None and not self.copy_outputs:
+            raise ConfigError(
+                f"exact_after={self.exact_after!r} and copy_outputs=False: recording would overwrite lent results"
+            )
         for name in ("rtol", "atol"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
