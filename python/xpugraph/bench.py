@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 2e-3  # of the largest value, beside what TF32 does: kernels are chosen by batch size, and differ by less
 _MIN_GAIN = 0.02
+DEVICES = ("auto", "xpu", "cuda", "sycl")  # what ``--device`` accepts
 
 
 class Backend(Protocol):
@@ -183,9 +184,8 @@ def resolve_device(name: str = "auto") -> torch.device:
     Raises:
         ConfigError: The name is unknown, or torch sees no such device.
     """
-    accepted = ("auto", "xpu", "cuda", "sycl")
-    if name not in accepted:
-        raise ConfigError(f"unknown device {name!r}: accepted are {', '.join(accepted)}")
+    if name not in DEVICES:
+        raise ConfigError(f"unknown device {name!r}: accepted are {', '.join(DEVICES)}")
     gpus = [kind for kind in ("xpu", "cuda") if getattr(torch, kind).is_available()]
     recording = [kind for kind in gpus if kind in _native.load().runtimes()]
     chosen = (recording[0] if recording else "sycl") if name == "auto" else name

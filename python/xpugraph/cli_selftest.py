@@ -30,21 +30,28 @@ def selftest(
     ),
 ) -> None:
     """Try everything on this machine's device; ends in PASS, or in a list of what failed and what to report."""
+    from .bench import DEVICES
     from .files import write_json
     from .models import model_names
-    from .selftest import SelftestConfig, run_selftest
+    from .selftest import SelftestConfig, begin, run_selftest
 
     if models is None:
         chosen = [] if quick else model_names()
     else:
         chosen = names(models, "--models", model_names())
     check_output(json_file, "--json")
+    if device not in DEVICES:
+        raise typer.BadParameter(f"unknown device {device!r}: accepted are {', '.join(DEVICES)}", param_hint="--device")
+    result = begin()
+    write_json(result.to_dict(), json_file)  # from here on a crash leaves a report
     where = torch_device(_chosen(device))
 
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=LOG_WIDTH)
-    result = run_selftest(SelftestConfig(where, chosen, quick), lambda check: _print(console, check))
-    write_json(result.to_dict(), json_file)
+    config = SelftestConfig(where, chosen, quick)
+    run_selftest(
+        config, lambda check: _print(console, check), lambda found: write_json(found.to_dict(), json_file), result
+    )
     _summary(console, result, json_file)
     if not result.ok:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ import ctypes.util
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def collect() -> dict[str, Any]:
-    """Returns the findings by topic, in plain JSON types; a probe that fails leaves its reason as text."""
+def collect(topics: Collection[str] | None = None) -> dict[str, Any]:
+    """Returns the findings by topic, in plain JSON types; a probe that fails leaves its reason as text.
+
+    Args:
+        topics: Those to return, all if not given. The others' probes do not run.
+    """
     probes: dict[str, Callable[[], Any]] = {
         "xpugraph": lambda: __version__,
         "python": lambda: f"{sys.version.split()[0]} ({sys.executable})",
@@ -64,7 +68,7 @@ def collect() -> dict[str, Any]:
         "known_faults": _known_faults,
         "loaded_libraries": _loaded_libraries,  # last: the probes above load them
     }
-    return {topic: _guarded(probe) for topic, probe in probes.items()}
+    return {topic: _guarded(probe) for topic, probe in probes.items() if topics is None or topic in topics}
 
 
 def _guarded(probe: Callable[[], Any]) -> Any:

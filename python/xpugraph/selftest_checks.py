@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from . import _native, memory
 from .backends import XPUGraphBackend, XPUGraphBackendConfig
 from .errors import BuildError, MissingRuntimeError
 from .models import make_model
-from .selftest import SelftestConfig, Skipped
+from .selftest import PROBE, SelftestConfig, Skipped, Stop
 from .timing import stream_synchronizer, time_interleaved
 
 Checks = Iterator[tuple[str, Callable[[], str | None]]]
@@ -31,7 +32,7 @@ def checks(config: SelftestConfig) -> Checks:
     """Yields the checks by name, those that tell most when all fail first."""
     device = config.device
     yield "build", lambda: _build(device)
-    yield "probe in a process of its own", lambda: _probe(device)
+    yield PROBE, lambda: _probe(device)
     for name, module in node_kinds(device).items():
         yield f"node: {name}", lambda module=module: _graph_is_right(module, _rows(8), device, [1, 3, 8, 11])  # type: ignore[misc]
     yield "side stream", lambda: _side_stream(device)
@@ -160,6 +161,7 @@ def _build(device: torch.device) -> str:
     return f"records on {', '.join(runtimes)}"
 
 
+_PROBE_SECONDS = 300
 _PROBE = """
 import sys, torch
 from xpugraph.bench import resolve_device
@@ -173,20 +175,32 @@ print(_graph_is_right(Fn(lambda x: x * 2), _rows(2), device, [1, 2]), flush=True
 
 def _probe(device: torch.device) -> str:
     """The first submission, capture and replay where a crash ends another process than this one."""
-    command = [sys.executable, "-c", _PROBE, device.type]
+    command = [sys.executable, "-X", "faulthandler", "-c", _PROBE, device.type]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise AssertionError("the process hung for 300 s at its first submission, capture or replay") from error
+        said = error.stderr if isinstance(error.stderr, bytes) else (error.stderr or "").encode()
+        raise Stop(
+            f"the process hung for {_PROBE_SECONDS} s at its first submission, capture or replay"
+            f"{_last_lines(said.decode(errors='replace'))}",
+            "the probe crashed",
+        ) from error
     if done.returncode < 0:
-        import signal
-
         step = "after" if "submitted" in done.stdout else "at"
         name = signal.Signals(-done.returncode).name
-        raise AssertionError(f"the process crashed (signal {name}) {step} its first submission")
+        raise Stop(
+            f"the process crashed (signal {name}) {step} its first submission{_last_lines(done.stderr)}",
+            "the probe crashed",
+        )
     if done.returncode != 0:
-        raise AssertionError(f"the process failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        raise AssertionError(f"the process failed with {done.returncode}{_last_lines(done.stderr)}")
     return done.stdout.splitlines()[-1]
+
+
+def _last_lines(text: str, count: int = 12) -> str:
+    """The end of what a process wrote, to follow a message."""
+    lines = [line[:200] for line in text.splitlines() if line.strip()][-count:]
+    return ". It wrote:" + "".join(f"\n    {line}" for line in lines) if lines else ""
 
 
 def _side_stream(device: torch.device) -> str:

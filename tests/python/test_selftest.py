@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from xpugraph import cli, cli_selftest, selftest, selftest_checks
+from xpugraph import cli, cli_selftest, environment, selftest, selftest_checks
 from xpugraph.selftest import Skipped, run_check, scrub
 
 
@@ -36,7 +36,7 @@ def test_it_passes_on_the_sycl_device_and_writes_a_report(tmp_path):
     assert outcome.exit_code == 0, outcome.stdout
     assert "PASS: " in outcome.stdout and "FAIL" not in outcome.stdout
     report = json.loads(path.read_text())
-    assert report["schema"] == 1 and report["result"] == "pass"
+    assert report["schema"] == 1 and report["result"] == "pass" and "running" not in report
     status = {check["name"]: check["status"] for check in report["checks"]}
     assert status.pop("side stream") == "skip" and set(status.values()) == {"pass"}
     assert {"node: kernel", "node: fill", "node: copy", "model mlp", "two threads", "memory after delete"} <= set(
@@ -75,8 +75,64 @@ def test_a_crash_of_the_probe_is_a_failure_with_the_workaround(device, monkeypat
     check = run_check("probe", lambda: selftest_checks._probe(device))
     assert check.status == "fail" and "crashed (signal SIGSEGV) after its first submission" in check.detail
     assert "SYCL_UR_USE_LEVEL_ZERO_V2=0" in check.advice
+    assert "Current thread" in check.detail and check.stops == "the probe crashed"  # faulthandler's
     monkeypatch.setattr(selftest_checks, "_PROBE", "raise RuntimeError('no queue')")
     assert "no queue" in run_check("probe", lambda: selftest_checks._probe(device)).detail
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGSEGV)", "time.sleep(60)"])
+def test_after_a_crash_or_a_hang_of_the_probe_nothing_runs_in_this_process(ending, device, monkeypatch, tmp_path):
+    words = "import os, signal, sys, time; print('of /home/somebody/secret/driver.so', file=sys.stderr, flush=True); "
+    monkeypatch.setattr(selftest_checks, "_PROBE", words + ending)
+    monkeypatch.setattr(selftest_checks, "_PROBE_SECONDS", 2)
+    monkeypatch.setattr(selftest_checks, "_graph_is_right", lambda *_: pytest.fail("ran"))
+    monkeypatch.setattr(environment, "_devices", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(environment, "_capture_engines", lambda: pytest.fail("asked"))
+    path = tmp_path / "report.json"
+    outcome = _run("--quick", "--json", str(path))
+    assert outcome.exit_code == 1, outcome.output
+    report = json.loads(path.read_text())
+    status = {check["name"]: check["status"] for check in report["checks"]}
+    assert report["result"] == "fail" and status.pop("build") == "pass" and status.pop(selftest.PROBE) == "fail"
+    assert len(status) > 10 and set(status.values()) == {"skip"}
+    assert {check["detail"] for check in report["checks"][2:]} == {"the probe crashed"}
+    assert "of driver.so" in report["checks"][1]["detail"] and "secret" not in path.read_text()
+    assert "engine" in report["system"]["capture_engines"][0]  # told by a process of its own
+
+
+def test_devices_are_asked_after_the_probe(device, monkeypatch):
+    order = []
+    collect = environment.collect
+    monkeypatch.setattr(environment, "collect", lambda topics: order.append(list(topics)) or collect(topics))
+    monkeypatch.setattr(environment, "device_name", lambda kind: order.append("name") or kind)
+    names = ["build", selftest.PROBE, "third"]
+    checks = [(name, lambda name=name: order.append(name)) for name in names]
+    monkeypatch.setattr(selftest_checks, "checks", lambda config: checks)
+    result = selftest.run_selftest(selftest.SelftestConfig(device))
+    first, build, probe, name, later, third = order
+    assert (build, probe, name, third) == ("build", selftest.PROBE, "name", "third")
+    assert not {"devices", "capture_engines", "runtimes", "sycl_build"} & set(first)
+    assert {"devices", "capture_engines"} <= set(later) and result.ok
+
+
+def test_a_child_that_tells_nothing_is_named(monkeypatch):
+    monkeypatch.setattr(selftest.sys, "executable", "/bin/false")
+    assert selftest.collect_in_child(["devices"]) == {"devices": "not available: xpugraph env ended with 1"}
+
+
+def test_a_run_that_ends_halfway_leaves_what_it_found(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    seen = []
+
+    def ends():
+        seen.append(json.loads(path.read_text()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selftest_checks, "checks", lambda config: [("good", lambda: "fine"), ("bad", ends)])
+    assert _run("--quick", "--json", str(path)).exit_code != 0
+    report = json.loads(path.read_text())
+    assert report == seen[0] and report["result"] == "incomplete" and report["running"] == "bad"
+    assert [check["name"] for check in report["checks"]] == ["good"]
 
 
 def test_an_xpu_device_is_tested_even_by_a_build_without_it(monkeypatch):
