@@ -10,9 +10,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .cli_options import LOG_WIDTH, check_output, names, torch_device
+from .cli_options import LOG_WIDTH, check_output, names
 
 if TYPE_CHECKING:
+    import torch
+
     from .selftest import Check, SelftestResult
 
 _ISSUES = "the issues of the project's repository"
@@ -44,11 +46,11 @@ def selftest(
         raise typer.BadParameter(f"unknown device {device!r}: accepted are {', '.join(DEVICES)}", param_hint="--device")
     result = begin()
     write_json(result.to_dict(), json_file)  # from here on a crash leaves a report
-    where = torch_device(_chosen(device))
 
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=LOG_WIDTH)
-    config = SelftestConfig(where, chosen, quick)
+    where, problem = _chosen(device)
+    config = SelftestConfig(where, chosen, quick, device == "auto", problem)
     run_selftest(
         config, lambda check: _print(console, check), lambda found: write_json(found.to_dict(), json_file), result
     )
@@ -57,11 +59,27 @@ def selftest(
         raise typer.Exit(1)
 
 
-def _chosen(device: str) -> str:
-    """An xpu device is tested wherever torch sees one: that this build cannot record on it is the first finding."""
+def _chosen(device: str) -> tuple[torch.device, str | None]:
+    """The device, and why it cannot be enabled.
+
+    An xpu device is tested wherever torch sees one: that this build cannot record on it is the first finding.
+    """
+    import warnings
+
     import torch
 
-    return "xpu" if device == "auto" and torch.xpu.is_available() else device
+    from .bench import resolve_device
+    from .errors import ConfigError
+
+    name = "xpu" if device == "auto" and torch.xpu.is_available() else device
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that no GPU is seen is a check's finding
+            return resolve_device(name), None
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
+    except (ImportError, RuntimeError) as error:
+        return torch.device("cpu"), f"the {name} device cannot be had: {error}"
 
 
 def _print(console: Console, check: Check) -> None:

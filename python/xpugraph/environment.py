@@ -35,6 +35,19 @@ def device_name(device_type: str) -> str:
     return f"{device_type} ({name})"
 
 
+def unseen_gpu() -> str | None:
+    """Returns what to do when torch was built for XPU and sees no xpu device, else None."""
+    import torch
+
+    if getattr(torch.version, "xpu", None) is None or torch.xpu.is_available():
+        return None
+    return (
+        f"torch {torch.__version__} was built for XPU and sees no GPU. Its driver is missing (libze-intel-gpu1), or "
+        "this user may not use it (group render), or ONEAPI_DEVICE_SELECTOR or ZE_AFFINITY_MASK hides it; see "
+        "docs/install.md"
+    )
+
+
 def versions() -> dict[str, str]:
     """Returns the versions that a measurement depends on, of what is installed."""
     import torch

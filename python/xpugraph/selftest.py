@@ -56,11 +56,15 @@ class SelftestConfig:
         device: The device.
         models: Models to record.
         quick: Leaves out most repetitions and what compiles.
+        auto: Nobody named the device, so a torch for XPU is expected to see one.
+        problem: Why the device could not be enabled. The check of the build says it, and nothing else is tried.
     """
 
     device: torch.device
     models: Sequence[str] = ()
     quick: bool = False
+    auto: bool = False
+    problem: str | None = None
 
 
 @dataclass
@@ -160,9 +164,9 @@ def run_selftest(
         on_change(result)
         if not asked and (stopped is not None or name == PROBE):
             asked = True
-            _ask_devices(result, config.device, in_child=stopped is not None)
+            _ask_devices(result, config.device, in_child=stopped is not None and name == PROBE)
     if not asked:
-        _ask_devices(result, config.device, in_child=stopped is not None)
+        _ask_devices(result, config.device, in_child=False)
     if stopped is None:
         result.system["recorded"] = _recorded()
     result.complete = True
@@ -197,7 +201,7 @@ def _recorded() -> dict[str, Any]:
     """Returns how many graphs each of SYCL's engines has recorded in this process."""
     from . import _native
 
-    core = getattr(_native.load(), "sycl", None)
+    core = getattr(_native.load(), "sycl", None)  # the check of the build has loaded it
     return {} if core is None else dict(core.recorded())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _native, memory
+from . import _native, environment, memory
 from .backends import XPUGraphBackend, XPUGraphBackendConfig
 from .errors import BuildError, MissingRuntimeError
 from .models import make_model
@@ -26,15 +26,18 @@ Checks = Iterator[tuple[str, Callable[[], str | None]]]
 _TOLERANCE = 2e-3  # of the largest value, as in the bench
 _TOLERANCE_CPU = 2e-2  # a GPU's convolutions and matrix products may round their operands (TF32)
 _WIDTH = 64
+NODE_KINDS = ("kernel", "copy", "fill", "reduction", "gather", "matrix product", "convolution", "attention")
 
 
 def checks(config: SelftestConfig) -> Checks:
     """Yields the checks by name, those that tell most when all fail first."""
     device = config.device
-    yield "build", lambda: _build(device)
+    if config.auto:
+        yield "torch sees the GPU", _torch_sees_the_gpu
+    yield "build", lambda: _build(device, config.problem)
     yield PROBE, lambda: _probe(device)
-    for name, module in node_kinds(device).items():
-        yield f"node: {name}", lambda module=module: _graph_is_right(module, _rows(8), device, [1, 3, 8, 11])  # type: ignore[misc]
+    for name in NODE_KINDS:
+        yield f"node: {name}", lambda name=name: _node(name, device)  # type: ignore[misc]
     yield "side stream", lambda: _side_stream(device)
     yield "one node after another, many times", lambda: _many_replays(device, 50 if config.quick else 500)
     yield "what cannot be recorded is refused", lambda: _refusals(device)
@@ -116,6 +119,10 @@ def _graph_is_right(module: nn.Module, sample: torch.Tensor, device: torch.devic
         backend.deactivate()
 
 
+def _node(name: str, device: torch.device) -> str:
+    return _graph_is_right(node_kinds(device)[name], _rows(8), device, [1, 3, 8, 11])
+
+
 def node_kinds(device: torch.device) -> dict[str, nn.Module]:
     """A module for each kind of work that a graph holds: kernels, library calls, copies, fills, gathers."""
 
@@ -133,7 +140,7 @@ def node_kinds(device: torch.device) -> dict[str, nn.Module]:
         torch.manual_seed(3)
         convolution = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
         attention = nn.Sequential(nn.Unflatten(1, (4, 16)), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
-    return {
+    found = {
         "kernel": Fn(lambda x: torch.sin(x) * 2 + 1),
         "copy": Fn(copies),
         "fill": Fn(fills),
@@ -143,21 +150,41 @@ def node_kinds(device: torch.device) -> dict[str, nn.Module]:
         "convolution": convolution.requires_grad_(False).eval(),
         "attention": attention.requires_grad_(False).eval(),
     }
+    assert tuple(found) == NODE_KINDS
+    return found
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
-def _build(device: torch.device) -> str:
-    """Whether the extension was built for what is here."""
-    runtimes = _native.load().runtimes()
+def _torch_sees_the_gpu() -> str:
+    """A torch that was built for XPU sees one; without a driver all else would pass on the CPU."""
+    if getattr(torch.version, "xpu", None) is None:
+        raise Skipped("this torch was not built for XPU")
+    if (unseen := environment.unseen_gpu()) is not None:
+        raise AssertionError(unseen)
+    return f"{torch.xpu.device_count()} xpu"
+
+
+def _build(device: torch.device, problem: str | None = None) -> str:
+    """Whether the extension loads and was built for what is here."""
+    if problem is not None:
+        raise Stop(problem, "there is no device to test")
+    try:
+        runtimes = _native.load().runtimes()
+    except ImportError as error:
+        raise Stop(str(error), "the extension does not load") from error
     if device.type == "xpu" and "xpu" not in runtimes:
-        raise AssertionError(
+        raise Stop(
             "torch sees an xpu device, but this build of xpugraph records nothing on it; build it again beside this "
-            "torch: pip install --no-build-isolation --no-deps --force-reinstall ."
+            "torch: pip install --no-build-isolation --no-deps --force-reinstall .",
+            "this build does not record on xpu",
         )
     if device.type not in runtimes:
-        raise AssertionError(f"this build records on {', '.join(runtimes) or 'nothing'}, not on {device.type}")
+        raise Stop(
+            f"this build records on {', '.join(runtimes) or 'nothing'}, not on {device.type}",
+            f"this build does not record on {device.type}",
+        )
     return f"records on {', '.join(runtimes)}"
 
 

@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from xpugraph import cli, cli_selftest, environment, selftest, selftest_checks
+from xpugraph.errors import MissingRuntimeError
 from xpugraph.selftest import Skipped, run_check, scrub
 
 
@@ -137,9 +138,49 @@ def test_a_run_that_ends_halfway_leaves_what_it_found(tmp_path, monkeypatch):
 
 def test_an_xpu_device_is_tested_even_by_a_build_without_it(monkeypatch):
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-    assert cli_selftest._chosen("auto") == "xpu" and cli_selftest._chosen("sycl") == "sycl"
+    assert cli_selftest._chosen("auto") == (torch.device("xpu"), None)
+    assert cli_selftest._chosen("sycl")[0].type == "sycl"
     check = run_check("build", lambda: selftest_checks._build(torch.device("xpu")))
     assert check.status == "fail" and "records nothing on it" in check.detail and "--no-build-isolation" in check.detail
+
+
+def _no_extension():
+    raise MissingRuntimeError("xpugraph's extension does not load (libgone.so); rebuild it")
+
+
+@pytest.mark.parametrize(("name", "seen"), [("xpu", "xpu"), ("auto", "xpu"), ("sycl", None), ("auto", None)])
+def test_an_extension_that_does_not_load_is_the_finding_of_the_check_of_the_build(name, seen, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: seen == "xpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("xpugraph.enable_sycl_device", _no_extension)
+    monkeypatch.setattr(selftest_checks._native, "load", _no_extension)
+    path = tmp_path / "report.json"
+    outcome = CliRunner().invoke(cli.main, ["selftest", "--device", name, "--quick", "--json", str(path)])
+    assert outcome.exit_code == 1 and isinstance(outcome.exception, SystemExit), outcome.output
+    report = json.loads(path.read_text())
+    status = {check["name"]: check["status"] for check in report["checks"]}
+    assert [check for check in status if status[check] == "fail"] == ["build"] and len(status) > 10
+    build = next(check for check in report["checks"] if check["name"] == "build")
+    assert "libgone.so" in build["detail"] and report["result"] == "fail"
+
+
+def test_a_torch_for_xpu_that_sees_no_gpu_fails_although_all_else_passes(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.version, "xpu", "20260000", raising=False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    checks = selftest_checks.checks
+
+    def first(config):
+        return [check for check in checks(config) if check[0] in ("torch sees the GPU", "build")]
+
+    monkeypatch.setattr(selftest_checks, "checks", first)
+    options = ["selftest", "--quick", "--json", str(tmp_path / "report.json")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = CliRunner().invoke(cli.main, options)
+    assert outcome.exit_code == 1 and "fail torch sees the GPU" in outcome.stdout and "pass build" in outcome.stdout
+    assert "group render" in outcome.stdout and "libze-intel-gpu1" in outcome.stdout
+    assert CliRunner().invoke(cli.main, [*options, "--device", "sycl"]).exit_code == 0
+    monkeypatch.setattr(torch.version, "xpu", None)
+    assert CliRunner().invoke(cli.main, options).exit_code == 0
 
 
 def test_a_refusal_that_does_not_come_is_a_failure(device, monkeypatch):
