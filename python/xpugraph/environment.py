@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import platform
 import re
 import sys
@@ -14,14 +15,16 @@ from typing import Any
 
 from ._version import __version__
 
+_TRITON = ("pytorch-triton-xpu", "triton-xpu")  # the older and the newer name of one package
 SYCL_PACKAGES = (
     "intel-sycl-rt",
     "intel-opencl-rt",
     "intel-cmplr-lib-ur",
     "intel-cmplr-lib-rt",
     "umf",
-    "pytorch-triton-xpu",
+    *_TRITON,
 )
+_VARIABLES = re.compile(r"(SYCL|UR|ONEAPI|ZE|XPUGRAPH)_|.*ALLOC_CONF")
 
 
 def device_name(device_type: str) -> str:
@@ -53,7 +56,7 @@ def versions() -> dict[str, str]:
     import torch
 
     found = {"xpugraph": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
-    for package in ("torchvision", "intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur"):
+    for package in ("torchvision", "intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur", *_TRITON):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -72,6 +75,7 @@ def collect(topics: Collection[str] | None = None) -> dict[str, Any]:
         "python": lambda: f"{sys.version.split()[0]} ({sys.executable})",
         "platform": platform.platform,
         "torch": _torch,
+        "variables": _variables,
         "sycl_packages": _sycl_packages,
         "sycl_libraries": _sycl_libraries,
         "sycl_build": _sycl_build,
@@ -100,6 +104,11 @@ def _torch() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
+
+
+def _variables() -> dict[str, str]:
+    """Returns the environment variables that change what SYCL, the drivers, torch's allocator or xpugraph do."""
+    return {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
 
 
 def _sycl_packages() -> dict[str, str]:
@@ -205,8 +214,8 @@ def _cuda() -> Any:
 
 
 def _attributes(properties: Any) -> dict[str, Any]:
-    names = ("name", "driver_version", "version", "total_memory", "max_compute_units", "major", "minor")
-    return {name: getattr(properties, name) for name in names if hasattr(properties, name)}
+    what = "name platform_name device_id driver_version version total_memory max_compute_units has_fp64 major minor"
+    return {name: getattr(properties, name) for name in what.split() if hasattr(properties, name)}
 
 
 def _sycl() -> dict[str, str]:

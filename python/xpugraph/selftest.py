@@ -32,8 +32,8 @@ from .errors import ConfigError
 
 PASS, FAIL, SKIP, INCOMPLETE = "pass", "fail", "skip", "incomplete"
 PROBE = "probe in a process of its own"
-_AT_ONCE = ("torch", "sycl_packages", "known_faults")  # of `environment.collect`: what asks no device
-_AFTER_PROBE = ("sycl_build", "runtimes", "devices", "capture_engines")
+_AT_ONCE = ("torch", "variables", "sycl_packages", "known_faults")  # of `environment.collect`: what asks no device
+_AFTER_PROBE = ("sycl_build", "runtimes", "devices", "capture_engines", "loaded_libraries")
 
 
 class Skipped(Exception):  # noqa: N818  no error: the device does not have what the check is about
@@ -224,7 +224,7 @@ def run_check(name: str, check: Callable[[], str | None]) -> Check:
 
 # ---- no personal data -----------------------------------------------------------------------------------------------
 
-_PATH = re.compile(r"(?<![\w/:])(?:/[\w.@+-]+)+/([\w.@+-]+)")
+_PATH = re.compile(r"(?<![\w/])(?:/[\w.@+-]+)+/([\w.@+-]+)")
 
 
 def scrub(value: Any) -> Any:
@@ -235,7 +235,7 @@ def scrub(value: Any) -> Any:
         return [scrub(item) for item in value]
     if not isinstance(value, str):
         return value
-    text = _PATH.sub(r"\1", value)
+    text = _PATH.sub(r"\1", value.replace("file://", ""))
     for name, stand_in in ((_user(), "USER"), (socket.gethostname(), "HOST")):
         if len(name) > 2 and name not in ("root", "localhost"):
             text = re.sub(rf"\b{re.escape(name)}\b", stand_in, text)

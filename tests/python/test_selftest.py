@@ -31,8 +31,9 @@ def _one_thread(device):
 
 
 @pytest.mark.slow
-def test_it_passes_on_the_sycl_device_and_writes_a_report(tmp_path):
+def test_it_passes_on_the_sycl_device_and_writes_a_report(tmp_path, monkeypatch):
     path = tmp_path / "report.json"
+    monkeypatch.setenv("SYCL_CACHE_DIR", str(tmp_path / "kernels"))
     outcome = _run("--quick", "--models", "mlp", "--json", str(path))
     assert outcome.exit_code == 0, outcome.stdout
     assert "PASS: " in outcome.stdout and "FAIL" not in outcome.stdout
@@ -45,6 +46,8 @@ def test_it_passes_on_the_sycl_device_and_writes_a_report(tmp_path):
     )
     assert report["versions"]["torch"] == torch.__version__
     assert "engine" in report["system"]["capture_engines"][0] and report["system"]["recorded"]["command graph"] > 10
+    assert any("libsycl" in name for name in report["system"]["loaded_libraries"])
+    assert report["system"]["variables"]["SYCL_CACHE_DIR"] == "kernels"
     text = path.read_text()
     for private in (str(tmp_path), str(Path.home()) + "/", sys.prefix):
         assert private not in text
@@ -220,4 +223,5 @@ def test_scrub_leaves_no_folders_and_no_names(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "analytical-engine")
     found = scrub({"a": ["/home/ada.lovelace/.venv/lib/libsycl.so.9 of ada.lovelace at analytical-engine", 3, None]})
     assert found == {"a": ["libsycl.so.9 of USER at HOST", 3, None]}
+    assert scrub("/home/a/lib/x.so:/home/a/lib/y.so file:///home/a/z.so") == "x.so:y.so z.so"
     assert scrub("see https://example.org/a/b and n/a, 1/2") == "see https://example.org/a/b and n/a, 1/2"
