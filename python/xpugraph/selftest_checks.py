@@ -38,12 +38,17 @@ def checks(config: SelftestConfig) -> Checks:
     yield PROBE, lambda: _probe(device)
     for name in NODE_KINDS:
         yield f"node: {name}", lambda name=name: _node(name, device)  # type: ignore[misc]
+    yield "attention in bfloat16 under autocast", lambda: _autocast_attention(device)
+    yield "constant made on the host", lambda: _host_constant(device)
     yield "side stream", lambda: _side_stream(device)
+    yield "side stream that is not joined", lambda: _unjoined(device)
     yield "one node after another, many times", lambda: _many_replays(device, 50 if config.quick else 500)
     yield "what cannot be recorded is refused", lambda: _refusals(device)
     yield "failing capture and recovery", lambda: _failing_capture(device)
     yield "two threads", lambda: _two_threads(device, 50 if config.quick else 300)
     yield "many sizes", lambda: _many_sizes(device, 32 if config.quick else 256)
+    if not config.quick:
+        yield "graph of Inductor's kernels", lambda: _inductor(device)
     for name in config.models:
         yield f"model {name}", lambda name=name: _model(name, device)  # type: ignore[misc]
     yield "memory after delete", lambda: _memory(device)
@@ -93,11 +98,18 @@ def _same(got: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float
         raise AssertionError(f"{what}: differs by up to {error:.3g}, allowed is {allowed:.3g}")
 
 
-def _graph_is_right(module: nn.Module, sample: torch.Tensor, device: torch.device, batches: list[int]) -> str:
+def _graph_is_right(
+    module: nn.Module,
+    sample: torch.Tensor,
+    device: torch.device,
+    batches: list[int],
+    tolerances: tuple[float, float] = (_TOLERANCE, _TOLERANCE_CPU),
+    **config: Any,
+) -> str:
     """Records for the sample's batch and below, and compares batches with eager on the device and on the CPU."""
     reference = copy.deepcopy(module)
     on_device = module.to(device)
-    backend = _graph(on_device, sample.to(device), batch_sizes=sorted({1, 2, 4, len(sample)}))
+    backend = _graph(on_device, sample.to(device), batch_sizes=sorted({1, 2, 4, len(sample)}), **config)
     try:
         for batch in batches:
             x = torch.cat([sample.flip(0) * 0.5] * (batch // len(sample) + 1))[:batch]
@@ -105,8 +117,8 @@ def _graph_is_right(module: nn.Module, sample: torch.Tensor, device: torch.devic
                 eager, cpu = on_device(x.to(device)), reference(x)
             for repetition in range(3):
                 got = backend.infer(x.to(device))
-                _same(got, eager, f"batch {batch}, replay {repetition + 1}, against eager on the device")
-            _same(got, cpu, f"batch {batch} against the CPU", _TOLERANCE_CPU)
+                _same(got, eager, f"batch {batch}, replay {repetition + 1}, against eager on the device", tolerances[0])
+            _same(got, cpu, f"batch {batch} against the CPU", tolerances[1])
         counters = backend.counters()
         if counters["eager_calls"]:
             raise AssertionError(f"eager served {counters['eager_calls']} calls: {counters['eager_reasons']}")
@@ -249,6 +261,63 @@ def _side_stream(device: torch.device) -> str:
         if device.type == "sycl" and "recording a graph" in str(error):
             raise Skipped("the sycl device refuses to record several streams, as it says") from error
         raise
+
+
+def _unjoined(device: torch.device) -> str:
+    """A fork whose stream is not joined is refused or right; both streams, and a good capture, work afterwards."""
+    streams = getattr(torch, device.type)
+    side = streams.Stream()
+
+    def forked(x: torch.Tensor) -> torch.Tensor:
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            x * 3  # noqa: B018  nobody waits for it
+        return x + 1
+
+    skip = False
+    try:
+        found = _graph_is_right(Fn(forked), _rows(4), device, [1, 3, 4])
+    except BuildError as error:
+        skip = device.type == "sycl" and "recording a graph" in str(error)
+        found = f"refused ({str(error)[:200]})"
+    with streams.stream(side):
+        _same(_rows(2).to(device) * 2, _rows(2) * 2, "the side stream afterwards")
+    afterwards = _graph_is_right(_mlp(), _rows(4), device, [1, 4])
+    if skip:
+        raise Skipped("the sycl device refuses to record several streams, as it says; a capture afterwards is right")
+    return f"{found}; {afterwards} afterwards"
+
+
+def _autocast_attention(device: torch.device) -> str:
+    """The attention that serves models in half precision, which is another kernel than that of float32."""
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            q, k, v = (torch.matmul(x, weight).view(-1, 4, 8, 16).transpose(1, 2) for weight in weights[x.device.type])
+            return nn.functional.scaled_dot_product_attention(q, k, v).flatten(1)
+
+    x = _rows(_WIDTH).to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        if (x @ x).dtype != torch.bfloat16:
+            raise Skipped(f"autocast does not cast on the {device.type} device")
+    generator = torch.Generator().manual_seed(5)
+    host = [torch.randn(_WIDTH, 512, generator=generator) / 8 for _ in range(3)]
+    weights = {"cpu": host, device.type: [weight.to(device) for weight in host]}
+    return _graph_is_right(Fn(attention), _rows(4), device, [1, 3, 4], (3e-2, 6e-2))
+
+
+def _host_constant(device: torch.device) -> str:
+    """A tensor that the forward makes of numbers of the host: recorded right, or refused with a reason."""
+    numbers = [number / 8 for number in range(_WIDTH)]
+    module = Fn(lambda x: x + torch.tensor(numbers, device=x.device))
+    try:
+        return _graph_is_right(module, _rows(4), device, [1, 3, 4])
+    except BuildError as error:
+        return f"refused: {str(error)[:200]}"
+
+
+def _inductor(device: torch.device) -> str:
+    return _graph_is_right(_mlp(), _rows(4), device, [1, 3, 4], compile_with_inductor=True)
 
 
 def _many_replays(device: torch.device, count: int) -> str:

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from xpugraph import cli, cli_selftest, environment, selftest, selftest_checks
-from xpugraph.errors import MissingRuntimeError
+from xpugraph.errors import BuildError, MissingRuntimeError
 from xpugraph.selftest import Skipped, run_check, scrub
 
 
@@ -40,7 +40,9 @@ def test_it_passes_on_the_sycl_device_and_writes_a_report(tmp_path, monkeypatch)
     report = json.loads(path.read_text())
     assert report["schema"] == 1 and report["result"] == "pass" and "running" not in report
     status = {check["name"]: check["status"] for check in report["checks"]}
-    assert status.pop("side stream") == "skip" and set(status.values()) == {"pass"}
+    skipped = {"side stream", "side stream that is not joined", "attention in bfloat16 under autocast"}
+    assert {name for name in status if status[name] == "skip"} == skipped
+    assert {status[name] for name in status if name not in skipped} == {"pass"}
     assert {"node: kernel", "node: fill", "node: copy", "model mlp", "two threads", "memory after delete"} <= set(
         status
     )
@@ -184,6 +186,57 @@ def test_a_torch_for_xpu_that_sees_no_gpu_fails_although_all_else_passes(monkeyp
     assert CliRunner().invoke(cli.main, [*options, "--device", "sycl"]).exit_code == 0
     monkeypatch.setattr(torch.version, "xpu", None)
     assert CliRunner().invoke(cli.main, options).exit_code == 0
+
+
+def test_a_constant_of_the_host_is_right_or_refused_and_never_wrong(device, monkeypatch):
+    check = run_check("constant", lambda: selftest_checks._host_constant(device))
+    assert check.status == "pass" and "nodes at batch 4" in check.detail
+    right = selftest_checks.XPUGraphBackend.infer
+    monkeypatch.setattr(selftest_checks.XPUGraphBackend, "infer", lambda self, x: right(self, x) + 0.1)
+    assert "differs by" in run_check("constant", lambda: selftest_checks._host_constant(device)).detail
+    monkeypatch.setattr(selftest_checks, "_graph", _refuses)
+    check = run_check("constant", lambda: selftest_checks._host_constant(device))
+    assert (check.status, check.detail) == ("pass", "refused: unjoined work")
+
+
+def _refuses(*_, **__):
+    raise BuildError("unjoined work")
+
+
+def test_a_stream_that_is_not_joined_leaves_a_device_that_records(device, monkeypatch):
+    right, calls = selftest_checks._graph_is_right, []
+
+    def first_refused(*arguments):
+        calls.append(arguments)
+        return _refuses() if len(calls) == 1 else right(*arguments)
+
+    monkeypatch.setattr(selftest_checks, "_graph_is_right", first_refused)
+    check = run_check("unjoined", lambda: selftest_checks._unjoined(device))
+    assert check.status == "pass" and check.detail.startswith("refused (unjoined work); ") and len(calls) == 2
+    monkeypatch.setattr(selftest_checks, "_graph_is_right", _refuses)
+    assert run_check("unjoined", lambda: selftest_checks._unjoined(device)).status == "fail"
+
+
+def test_attention_under_autocast_is_compared_where_the_device_casts(device, monkeypatch):
+    matmul = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: matmul(a, b).bfloat16())
+    check = run_check("autocast", lambda: selftest_checks._autocast_attention(device))
+    assert check.status == "pass" and "at batch 4" in check.detail, check.detail
+    right = selftest_checks.XPUGraphBackend.infer
+    monkeypatch.setattr(selftest_checks.XPUGraphBackend, "infer", lambda self, x: right(self, x) + 1)
+    assert "differs by" in run_check("autocast", lambda: selftest_checks._autocast_attention(device)).detail
+
+
+@pytest.mark.slow
+def test_one_graph_of_inductors_kernels_but_not_when_quick(device, monkeypatch):
+    def names(quick):
+        return [name for name, _ in selftest_checks.checks(selftest.SelftestConfig(device, quick=quick))]
+
+    assert set(names(False)) - set(names(True)) == {"graph of Inductor's kernels"}
+    check = run_check("inductor", lambda: selftest_checks._inductor(device))
+    assert check.status == "pass" and "nodes at batch 4" in check.detail, check.detail
+    monkeypatch.setattr(selftest_checks, "_graph", lambda *_, **config: config["compile_with_inductor"] and _refuses())
+    assert "unjoined work" in run_check("inductor", lambda: selftest_checks._inductor(device)).detail
 
 
 def test_a_refusal_that_does_not_come_is_a_failure(device, monkeypatch):
