@@ -45,6 +45,7 @@ def selftest(
     if device not in DEVICES:
         raise typer.BadParameter(f"unknown device {device!r}: accepted are {', '.join(DEVICES)}", param_hint="--device")
     result = begin()
+    result.running = "choosing the device"
     write_json(result.to_dict(), json_file)  # from here on a crash leaves a report
 
     terminal = Console()

@@ -141,6 +141,18 @@ def test_a_run_that_ends_halfway_leaves_what_it_found(tmp_path, monkeypatch):
     assert [check["name"] for check in report["checks"]] == ["good"]
 
 
+def test_a_crash_while_the_device_is_chosen_leaves_a_report(tmp_path, monkeypatch):
+    def ends(device):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_selftest, "_chosen", ends)
+    path = tmp_path / "report.json"
+    assert _run("--quick", "--json", str(path)).exit_code != 0
+    report = json.loads(path.read_text())
+    assert (report["result"], report["running"], report["checks"]) == ("incomplete", "choosing the device", [])
+    assert report["versions"]["torch"] == torch.__version__
+
+
 def test_an_xpu_device_is_tested_even_by_a_build_without_it(monkeypatch):
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     assert cli_selftest._chosen("auto") == (torch.device("xpu"), None)
