@@ -36,7 +36,7 @@ foreach(prefix IN LISTS sycl_prefixes)
 endforeach()
 
 if(NOT SYCL_FOUND)
-  message(STATUS "SYCL: not found (pip install intel-sycl-rt, or put icpx on PATH); building without it")
+  message(STATUS "SYCL: not found (docs/install.md says which intel-sycl-rt this torch wants; or put icpx on PATH); building without it")
   return()
 endif()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import _native
-from .environment import device_name, versions
+from .environment import device_name, unseen_gpu, versions
 from .errors import ConfigError
 from .models import import_torchvision, make_model, model_names
 from .precision import tf32_noise
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 2e-3  # of the largest value, beside what TF32 does: kernels are chosen by batch size, and differ by less
 _MIN_GAIN = 0.02
+DEVICES = ("auto", "xpu", "cuda", "sycl")  # what ``--device`` accepts
 
 
 class Backend(Protocol):
@@ -178,17 +180,20 @@ def backend_factories() -> dict[str, Callable[[BenchConfig], Backend]]:
 def resolve_device(name: str = "auto") -> torch.device:
     """Returns the device that ``--device`` names.
 
-    `auto` is the first of xpu and cuda that is here and that this build records graphs on, else the SYCL CPU device.
+    `auto` is the first of xpu and cuda that is here and that this build records graphs on, else the SYCL CPU device. It
+    warns when that is so although torch was built for XPU. Only `auto` and `sycl` load the extension.
 
     Raises:
         ConfigError: The name is unknown, or torch sees no such device.
     """
-    accepted = ("auto", "xpu", "cuda", "sycl")
-    if name not in accepted:
-        raise ConfigError(f"unknown device {name!r}: accepted are {', '.join(accepted)}")
+    if name not in DEVICES:
+        raise ConfigError(f"unknown device {name!r}: accepted are {', '.join(DEVICES)}")
     gpus = [kind for kind in ("xpu", "cuda") if getattr(torch, kind).is_available()]
-    recording = [kind for kind in gpus if kind in _native.load().runtimes()]
-    chosen = (recording[0] if recording else "sycl") if name == "auto" else name
+    chosen = name
+    if name == "auto":
+        chosen = next((kind for kind in gpus if kind in _native.load().runtimes()), "sycl")
+        if chosen == "sycl" and (unseen := unseen_gpu()) is not None:
+            warnings.warn(f"the sycl CPU device is taken: {unseen}", UserWarning, stacklevel=2)
     if chosen == "sycl":
         from . import enable_sycl_device
 

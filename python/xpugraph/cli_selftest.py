@@ -10,9 +10,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .cli_options import LOG_WIDTH, check_output, names, torch_device
+from .cli_options import LOG_WIDTH, check_output, names
 
 if TYPE_CHECKING:
+    import torch
+
     from .selftest import Check, SelftestResult
 
 _ISSUES = "the issues of the project's repository"
@@ -30,31 +32,55 @@ def selftest(
     ),
 ) -> None:
     """Try everything on this machine's device; ends in PASS, or in a list of what failed and what to report."""
+    from .bench import DEVICES
     from .files import write_json
     from .models import model_names
-    from .selftest import SelftestConfig, run_selftest
+    from .selftest import SelftestConfig, begin, run_selftest
 
     if models is None:
         chosen = [] if quick else model_names()
     else:
         chosen = names(models, "--models", model_names())
     check_output(json_file, "--json")
-    where = torch_device(_chosen(device))
+    if device not in DEVICES:
+        raise typer.BadParameter(f"unknown device {device!r}: accepted are {', '.join(DEVICES)}", param_hint="--device")
+    result = begin()
+    result.running = "choosing the device"
+    write_json(result.to_dict(), json_file)  # from here on a crash leaves a report
 
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=LOG_WIDTH)
-    result = run_selftest(SelftestConfig(where, chosen, quick), lambda check: _print(console, check))
-    write_json(result.to_dict(), json_file)
+    where, problem = _chosen(device)
+    config = SelftestConfig(where, chosen, quick, device == "auto", problem)
+    run_selftest(
+        config, lambda check: _print(console, check), lambda found: write_json(found.to_dict(), json_file), result
+    )
     _summary(console, result, json_file)
     if not result.ok:
         raise typer.Exit(1)
 
 
-def _chosen(device: str) -> str:
-    """An xpu device is tested wherever torch sees one: that this build cannot record on it is the first finding."""
+def _chosen(device: str) -> tuple[torch.device, str | None]:
+    """The device, and why it cannot be enabled.
+
+    An xpu device is tested wherever torch sees one: that this build cannot record on it is the first finding.
+    """
+    import warnings
+
     import torch
 
-    return "xpu" if device == "auto" and torch.xpu.is_available() else device
+    from .bench import resolve_device
+    from .errors import ConfigError
+
+    name = "xpu" if device == "auto" and torch.xpu.is_available() else device
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that no GPU is seen is a check's finding
+            return resolve_device(name), None
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
+    except (ImportError, RuntimeError) as error:
+        return torch.device("cpu"), f"the {name} device cannot be had: {error}"
 
 
 def _print(console: Console, check: Check) -> None:

@@ -17,7 +17,6 @@ from . import _native, libsycl
 from .errors import MissingRuntimeError, StateError
 
 _NAME = "sycl"
-_INSTALL = "pip install 'xpugraph[sycl]'"
 _lock = threading.Lock()
 _worker_threads = 0
 
@@ -50,10 +49,12 @@ def _register(worker_threads: int) -> None:
     point_to_runtime()
     core = getattr(_native.load(), "sycl", None)
     if core is None:
-        raise MissingRuntimeError(f"xpugraph was built without SYCL: {_INSTALL}, then build xpugraph again")
+        first = "" if (command := libsycl.install()) is None else f"{command}, then "
+        raise MissingRuntimeError(f"xpugraph was built without SYCL: {first}build xpugraph again")
     missing = core.missing()
     if missing is not None:
-        raise MissingRuntimeError(f"{missing}; {_INSTALL}")
+        hint = libsycl.install() or "the packages are installed: look at OCL_ICD_FILENAMES and ONEAPI_DEVICE_SELECTOR"
+        raise MissingRuntimeError(f"{missing}; {hint}")
     from . import _torch_sycl
 
     global _worker_threads

@@ -4,24 +4,27 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ._version import __version__
 
+_TRITON = ("pytorch-triton-xpu", "triton-xpu")  # the older and the newer name of one package
 SYCL_PACKAGES = (
     "intel-sycl-rt",
     "intel-opencl-rt",
     "intel-cmplr-lib-ur",
     "intel-cmplr-lib-rt",
     "umf",
-    "pytorch-triton-xpu",
+    *_TRITON,
 )
+_VARIABLES = re.compile(r"(SYCL|UR|ONEAPI|ZE|XPUGRAPH)_|.*ALLOC_CONF")
 
 
 def device_name(device_type: str) -> str:
@@ -35,12 +38,25 @@ def device_name(device_type: str) -> str:
     return f"{device_type} ({name})"
 
 
+def unseen_gpu() -> str | None:
+    """Returns what to do when torch was built for XPU and sees no xpu device, else None."""
+    import torch
+
+    if getattr(torch.version, "xpu", None) is None or torch.xpu.is_available():
+        return None
+    return (
+        f"torch {torch.__version__} was built for XPU and sees no GPU. Its driver is missing (libze-intel-gpu1), or "
+        "this user may not use it (group render), or ONEAPI_DEVICE_SELECTOR or ZE_AFFINITY_MASK hides it; see "
+        "docs/install.md"
+    )
+
+
 def versions() -> dict[str, str]:
     """Returns the versions that a measurement depends on, of what is installed."""
     import torch
 
     found = {"xpugraph": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
-    for package in ("torchvision", "intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur"):
+    for package in ("torchvision", "intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur", *_TRITON):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -48,13 +64,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def collect() -> dict[str, Any]:
-    """Returns the findings by topic, in plain JSON types; a probe that fails leaves its reason as text."""
+def collect(topics: Collection[str] | None = None) -> dict[str, Any]:
+    """Returns the findings by topic, in plain JSON types; a probe that fails leaves its reason as text.
+
+    Args:
+        topics: Those to return, all if not given. The others' probes do not run.
+    """
     probes: dict[str, Callable[[], Any]] = {
         "xpugraph": lambda: __version__,
         "python": lambda: f"{sys.version.split()[0]} ({sys.executable})",
         "platform": platform.platform,
         "torch": _torch,
+        "variables": _variables,
         "sycl_packages": _sycl_packages,
         "sycl_libraries": _sycl_libraries,
         "sycl_build": _sycl_build,
@@ -64,7 +85,7 @@ def collect() -> dict[str, Any]:
         "known_faults": _known_faults,
         "loaded_libraries": _loaded_libraries,  # last: the probes above load them
     }
-    return {topic: _guarded(probe) for topic, probe in probes.items()}
+    return {topic: _guarded(probe) for topic, probe in probes.items() if topics is None or topic in topics}
 
 
 def _guarded(probe: Callable[[], Any]) -> Any:
@@ -83,6 +104,11 @@ def _torch() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
+
+
+def _variables() -> dict[str, str]:
+    """Returns the environment variables that change what SYCL, the drivers, torch's allocator or xpugraph do."""
+    return {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
 
 
 def _sycl_packages() -> dict[str, str]:
@@ -188,8 +214,8 @@ def _cuda() -> Any:
 
 
 def _attributes(properties: Any) -> dict[str, Any]:
-    names = ("name", "driver_version", "version", "total_memory", "max_compute_units", "major", "minor")
-    return {name: getattr(properties, name) for name in names if hasattr(properties, name)}
+    what = "name platform_name device_id driver_version version total_memory max_compute_units has_fp64 major minor"
+    return {name: getattr(properties, name) for name in what.split() if hasattr(properties, name)}
 
 
 def _sycl() -> dict[str, str]:

@@ -18,17 +18,26 @@ class Fault:
     Attributes:
         pattern: What its message has, as a regular expression.
         advice: What is known of it and what to do.
-        source: Where it was reported.
+        source: Where it was reported; empty where it is no fault.
     """
 
     pattern: str
     advice: str
     source: str
 
+    def __str__(self) -> str:
+        return f"{self.advice} ({self.source})" if self.source else self.advice
+
 
 FAULTS = (
     Fault(
-        r"UR_RESULT_ERROR_OUT_OF_RESOURCES|ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|error code 40\b",
+        r"UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|error code 39\b",
+        "the device is out of memory. Bound the graphs' with pool_limit_bytes, record up to a smaller batch "
+        "(max_recorded_batch_size), or end other processes on this device",
+        "",
+    ),
+    Fault(
+        r"UR_RESULT_ERROR_OUT_OF_RESOURCES|error code 40\b",
         "the driver ran out of what it needs for a graph, which is not memory: some cards take only a few graphs. "
         "Record fewer sizes (batch_sizes=[...]), try XPUGRAPH_NATIVE_RECORDING=0 or a newer driver",
         "vllm-project/vllm-xpu-kernels#509, intel/compute-runtime#957",
@@ -48,8 +57,9 @@ FAULTS = (
     ),
     Fault(
         r"Graph nodes cannot depend on events from outside the graph",
-        "a library waited for an event of before the recording. With fused attention on torch 2.13: "
-        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or torch 2.14",
+        "a library waited for an event of before the recording. With fused attention: "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or a torch where it is fixed (nightly 2.15.0.dev20260822; "
+        "2.13 has the fault, of 2.14 it is not known)",
         "intel/torch-xpu-ops#5069, ggml-org/llama.cpp#28725",
     ),
     Fault(
@@ -88,7 +98,7 @@ def advice(message: str) -> str | None:
     """Returns what is known of a failure with this message, and where it was reported."""
     for fault in (*FAULTS, CRASH):
         if re.search(fault.pattern, message):
-            return f"{fault.advice} ({fault.source})"
+            return str(fault)
     return None
 
 
@@ -106,13 +116,18 @@ def concerning(torch_version: str, xpu_version: str | None) -> list[str]:
     notes = []
     release = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
     if xpu_version >= "20260100":
-        notes.append(f"{CRASH.advice} ({CRASH.source})")
-    if "20260000" <= xpu_version < "20260100":
-        notes.append("torch.xpu.synchronize() may crash after a replay: wait for streams (pytorch/pytorch#187277)")
+        notes.append(str(CRASH))
+    if release == (2, 14):
+        notes.append(
+            "torch.xpu.synchronize() waits for every queue of the device; unknown whether it still crashes after a "
+            "replay: wait for streams (pytorch/pytorch#187277, pytorch/pytorch#187306)"
+        )
     if xpu_version < "20260000":
         notes.append("kernels with scratch memory (flash attention) cannot be recorded (intel/torch-xpu-ops#3142)")
-    if release == (2, 13):
+    if release in ((2, 13), (2, 14)):
+        known = "cannot be recorded" if release == (2, 13) else "may be impossible to record (not known for 2.14)"
         notes.append(
-            "fused attention cannot be recorded; SDPBackend.MATH can (intel/torch-xpu-ops#5069)",
+            f"fused attention {known}; SDPBackend.MATH can, and a torch where it is fixed (2.15.0.dev20260822; "
+            "intel/torch-xpu-ops#5069)"
         )
     return notes

@@ -13,10 +13,13 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _NAME = re.compile(rb"libsycl\.so\.(\d+)\0")
-_RELEASES = {8: "2025.3", 9: "2026.1.2"}  # of intel-sycl-rt, by the major version of libsycl that they have
+_YEARS = {8: "2025.x", 9: "2026.x"}  # of intel-sycl-rt, by the major version of libsycl that they have
+_RELEASES = {8: "2025.3.*", 9: "2026.1.2"}  # what to install of them, where torch does not say
+_PACKAGES = ("intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur")
 _REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 
 
@@ -62,7 +65,7 @@ def conflict() -> str | None:
     wanted, mapped, here = needed(), loaded(), installed()
     if wanted is None or wanted in mapped or (not mapped and wanted in here):
         return None
-    built = f"xpugraph was built for libsycl.so.{wanted} (intel-sycl-rt {_RELEASES.get(wanted, 'of another release')})"
+    built = f"xpugraph was built for libsycl.so.{wanted} (intel-sycl-rt {_YEARS.get(wanted, 'of another release')})"
     if mapped:
         majors = " and ".join(f"libsycl.so.{major}" for major in sorted(mapped))
         return (
@@ -78,7 +81,7 @@ def conflict() -> str | None:
 def missing() -> str:
     """Returns what to do when the extension's libsycl cannot be found."""
     wanted = needed()
-    return _remedy(wanted) if wanted is not None else "Install the SYCL runtime: pip install 'xpugraph[sycl]'"
+    return _remedy(wanted) if wanted is not None else f"Install the SYCL runtime: {install() or _REBUILD}"
 
 
 def _remedy(wanted: int) -> str:
@@ -87,11 +90,35 @@ def _remedy(wanted: int) -> str:
             f"This torch pins the intel-sycl-rt it needs, so build xpugraph again in this environment, in its source "
             f"folder: {_REBUILD}"
         )
-    release = _RELEASES.get(wanted)
-    if release is None:
+    if wanted not in _RELEASES:
         return f"Build xpugraph again in this environment, in its source folder: {_REBUILD}"
-    names = ("intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur")
-    return "Install that one: pip install " + " ".join(f"'{name}=={release}{'.*' * (wanted == 8)}'" for name in names)
+    return f"Install that one: {_pip(_PACKAGES, _RELEASES[wanted])}"
+
+
+def install() -> str | None:
+    """Returns the command that installs SYCL's packages.
+
+    A torch for XPU pins its intel-sycl-rt, so beside one only what is missing is named, in that one's version; None
+    when nothing is missing.
+    """
+    if not _xpu_torch():
+        return _pip(_PACKAGES, _RELEASES.get(needed() or 9, _RELEASES[9]))
+    release = _version("intel-sycl-rt")
+    if release is None:
+        return "install this torch again, with the packages that it requires"
+    lacking = [name for name in _PACKAGES if _version(name) is None]
+    return _pip(lacking, release) if lacking else None
+
+
+def _pip(names: Iterable[str], release: str) -> str:
+    return "pip install " + " ".join(f"'{name}=={release}'" for name in names)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _xpu_torch() -> str | None:

@@ -4,14 +4,20 @@
 Every check is small, runs whatever the ones before it did, and passes, fails with a reason, or is skipped with one.
 The values compared are those of eager on the device and on the CPU. Nothing waits for the whole device or empties a
 cache on xpu. The report holds versions, device names and results, and neither paths nor names of users and hosts.
+
+The first submission happens in a process of its own. Until it has come back, nothing here makes SYCL look for devices
+beyond what choosing the device takes; when it crashed or hung, nothing is tried in this process.
 """
 
 from __future__ import annotations
 
 import getpass
+import json
 import platform
 import re
 import socket
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,20 +30,41 @@ import torch
 from . import environment, known_faults
 from .errors import ConfigError
 
-PASS, FAIL, SKIP = "pass", "fail", "skip"
+PASS, FAIL, SKIP, INCOMPLETE = "pass", "fail", "skip", "incomplete"
+PROBE = "probe in a process of its own"
+_AT_ONCE = ("torch", "variables", "sycl_packages", "known_faults")  # of `environment.collect`: what asks no device
+_AFTER_PROBE = ("sycl_build", "runtimes", "devices", "capture_engines", "loaded_libraries")
 
 
 class Skipped(Exception):  # noqa: N818  no error: the device does not have what the check is about
     """Raised by a check that has nothing to check here; the message says why."""
 
 
+class Stop(AssertionError):  # noqa: N818  an assertion that failed, with a consequence
+    """Raised by a check after which no other makes sense; those are skipped, with `reason`."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class SelftestConfig:
-    """Where to test and how much; `quick` leaves out the models and most repetitions."""
+    """Where to test and how much.
+
+    Attributes:
+        device: The device.
+        models: Models to record.
+        quick: Leaves out most repetitions and what compiles.
+        auto: Nobody named the device, so a torch for XPU is expected to see one.
+        problem: Why the device could not be enabled. The check of the build says it, and nothing else is tried.
+    """
 
     device: torch.device
     models: Sequence[str] = ()
     quick: bool = False
+    auto: bool = False
+    problem: str | None = None
 
 
 @dataclass
@@ -49,6 +76,7 @@ class Check:
     seconds: float
     detail: str = ""
     advice: str | None = None
+    stops: str | None = None  # why the checks after this one are skipped
 
 
 @dataclass
@@ -59,6 +87,8 @@ class SelftestResult:
     versions: dict[str, str]
     system: dict[str, Any]
     checks: list[Check] = field(default_factory=list)
+    running: str | None = None
+    complete: bool = False
 
     @property
     def failures(self) -> list[Check]:
@@ -71,11 +101,12 @@ class SelftestResult:
         return not self.failures
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form, schema 1."""
+        """Returns the JSON form, schema 1. Until the end the result is "incomplete", and `running` names a check."""
         return scrub(
             {
                 "schema": 1,
-                "result": PASS if self.ok else FAIL,
+                "result": (PASS if self.ok else FAIL) if self.complete else INCOMPLETE,
+                **({"running": self.running} if self.running else {}),
                 "device": self.device,
                 "versions": self.versions,
                 "system": self.system,
@@ -93,52 +124,107 @@ class SelftestResult:
         )
 
 
-def run_selftest(config: SelftestConfig, on_check: Callable[[Check], None] = lambda check: None) -> SelftestResult:
-    """Runs all checks; `on_check` is told each result as it comes."""
+def begin() -> SelftestResult:
+    """Returns what a report has before any device was asked for anything."""
+    found: dict[str, Any] = {"os": f"{platform.system()} {platform.release()}", "machine": platform.machine()}
+    return SelftestResult("not chosen yet", environment.versions(), found | environment.collect(_AT_ONCE))
+
+
+def run_selftest(
+    config: SelftestConfig,
+    on_check: Callable[[Check], None] = lambda check: None,
+    on_change: Callable[[SelftestResult], None] = lambda result: None,
+    result: SelftestResult | None = None,
+) -> SelftestResult:
+    """Runs all checks.
+
+    Args:
+        config: Where and how much.
+        on_check: Is told each check as it ends.
+        on_change: Is told the result before and after every check, so that a crash leaves what was found until then.
+        result: What `begin` returned.
+    """
     from .selftest_checks import checks
 
-    result = SelftestResult(environment.device_name(config.device.type), environment.versions(), system(config.device))
+    result = begin() if result is None else result
+    result.device = config.device.type
+    stopped: str | None = None
+    asked = False
     for name, check in checks(config):
-        result.checks.append(run_check(name, check))
-        on_check(result.checks[-1])
-    result.system["recorded"] = _recorded()
+        result.running = name
+        on_change(result)
+        if stopped is None:
+            done = run_check(name, check)
+            stopped = done.stops
+        else:
+            done = Check(name, SKIP, 0.0, stopped)
+        result.checks.append(done)
+        result.running = None
+        on_check(done)
+        on_change(result)
+        if not asked and (stopped is not None or name == PROBE):
+            asked = True
+            _ask_devices(result, config.device, in_child=stopped is not None and name == PROBE)
+    if not asked:
+        _ask_devices(result, config.device, in_child=False)
+    if stopped is None:
+        result.system["recorded"] = _recorded()
+    result.complete = True
+    on_change(result)
     return result
+
+
+def _ask_devices(result: SelftestResult, device: torch.device, in_child: bool) -> None:
+    """Adds what only the devices and the loaded extension tell; in a process of its own where this one may crash."""
+    if in_child:
+        result.system |= collect_in_child(_AFTER_PROBE)
+    else:
+        result.device = environment.device_name(device.type)
+        result.system |= environment.collect(_AFTER_PROBE)
+
+
+def collect_in_child(topics: Sequence[str]) -> dict[str, Any]:
+    """Returns topics of `environment.collect` as ``xpugraph env`` tells them, or why it does not."""
+    command = [sys.executable, "-m", "xpugraph.cli", "env", "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        found = json.loads(done.stdout)
+        return {topic: found[topic] for topic in topics}
+    except subprocess.TimeoutExpired:
+        why = "xpugraph env hung for 120 s"
+    except (ValueError, KeyError):  # nothing that can be read: it ended before
+        why = f"xpugraph env ended with {done.returncode}"
+    return dict.fromkeys(topics, f"not available: {why}")
 
 
 def _recorded() -> dict[str, Any]:
     """Returns how many graphs each of SYCL's engines has recorded in this process."""
     from . import _native
 
-    core = getattr(_native.load(), "sycl", None)
+    core = getattr(_native.load(), "sycl", None)  # the check of the build has loaded it
     return {} if core is None else dict(core.recorded())
 
 
 def run_check(name: str, check: Callable[[], str | None]) -> Check:
     """Runs one check. It returns what it found, raises Skipped, or raises what went wrong."""
     start = time.perf_counter()
+    stops = None
     try:
         status, detail = PASS, check() or ""
     except Skipped as reason:
         status, detail = SKIP, str(reason)
+    except Stop as error:
+        status, detail, stops = FAIL, str(error), error.reason
     except Exception as error:  # whatever a device, a driver or a model raises is the finding
         where = traceback.extract_tb(error.__traceback__)[-1]
         status, detail = FAIL, f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
     advice = known_faults.advice(detail) if status == FAIL else None
-    return Check(name, status, time.perf_counter() - start, str(scrub(detail)), advice)
-
-
-def system(device: torch.device) -> dict[str, Any]:
-    """Returns what a report needs of the machine: kernel, SYCL's devices and engines, the device's properties."""
-    found: dict[str, Any] = {"os": f"{platform.system()} {platform.release()}", "machine": platform.machine()}
-    topics = ("torch", "sycl_packages", "sycl_build", "runtimes", "devices", "capture_engines", "known_faults")
-    collected = environment.collect()
-    found |= {topic: collected[topic] for topic in topics}
-    return found
+    return Check(name, status, time.perf_counter() - start, str(scrub(detail)), advice, stops)
 
 
 # ---- no personal data -----------------------------------------------------------------------------------------------
 
-_PATH = re.compile(r"(?<![\w/:])(?:/[\w.@+-]+)+/([\w.@+-]+)")
+_PATH = re.compile(r"(?<![\w/])(?:/[\w.@+-]+)+/([\w.@+-]+)")
 
 
 def scrub(value: Any) -> Any:
@@ -149,7 +235,7 @@ def scrub(value: Any) -> Any:
         return [scrub(item) for item in value]
     if not isinstance(value, str):
         return value
-    text = _PATH.sub(r"\1", value)
+    text = _PATH.sub(r"\1", value.replace("file://", ""))
     for name, stand_in in ((_user(), "USER"), (socket.gethostname(), "HOST")):
         if len(name) > 2 and name not in ("root", "localhost"):
             text = re.sub(rf"\b{re.escape(name)}\b", stand_in, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -14,32 +15,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _native, memory
+from . import _native, environment, memory
 from .backends import XPUGraphBackend, XPUGraphBackendConfig
 from .errors import BuildError, MissingRuntimeError
 from .models import make_model
-from .selftest import SelftestConfig, Skipped
+from .selftest import PROBE, SelftestConfig, Skipped, Stop
 from .timing import stream_synchronizer, time_interleaved
 
 Checks = Iterator[tuple[str, Callable[[], str | None]]]
 _TOLERANCE = 2e-3  # of the largest value, as in the bench
 _TOLERANCE_CPU = 2e-2  # a GPU's convolutions and matrix products may round their operands (TF32)
 _WIDTH = 64
+NODE_KINDS = ("kernel", "copy", "fill", "reduction", "gather", "matrix product", "convolution", "attention")
 
 
 def checks(config: SelftestConfig) -> Checks:
     """Yields the checks by name, those that tell most when all fail first."""
     device = config.device
-    yield "build", lambda: _build(device)
-    yield "probe in a process of its own", lambda: _probe(device)
-    for name, module in node_kinds(device).items():
-        yield f"node: {name}", lambda module=module: _graph_is_right(module, _rows(8), device, [1, 3, 8, 11])  # type: ignore[misc]
+    if config.auto:
+        yield "torch sees the GPU", _torch_sees_the_gpu
+    yield "build", lambda: _build(device, config.problem)
+    yield PROBE, lambda: _probe(device)
+    for name in NODE_KINDS:
+        yield f"node: {name}", lambda name=name: _node(name, device)  # type: ignore[misc]
+    yield "attention in bfloat16 under autocast", lambda: _autocast_attention(device)
+    yield "constant made on the host", lambda: _host_constant(device)
     yield "side stream", lambda: _side_stream(device)
+    yield "side stream that is not joined", lambda: _unjoined(device)
     yield "one node after another, many times", lambda: _many_replays(device, 50 if config.quick else 500)
     yield "what cannot be recorded is refused", lambda: _refusals(device)
     yield "failing capture and recovery", lambda: _failing_capture(device)
     yield "two threads", lambda: _two_threads(device, 50 if config.quick else 300)
     yield "many sizes", lambda: _many_sizes(device, 32 if config.quick else 256)
+    if not config.quick:
+        yield "graph of Inductor's kernels", lambda: _inductor(device)
     for name in config.models:
         yield f"model {name}", lambda name=name: _model(name, device)  # type: ignore[misc]
     yield "memory after delete", lambda: _memory(device)
@@ -89,11 +98,18 @@ def _same(got: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float
         raise AssertionError(f"{what}: differs by up to {error:.3g}, allowed is {allowed:.3g}")
 
 
-def _graph_is_right(module: nn.Module, sample: torch.Tensor, device: torch.device, batches: list[int]) -> str:
+def _graph_is_right(
+    module: nn.Module,
+    sample: torch.Tensor,
+    device: torch.device,
+    batches: list[int],
+    tolerances: tuple[float, float] = (_TOLERANCE, _TOLERANCE_CPU),
+    **config: Any,
+) -> str:
     """Records for the sample's batch and below, and compares batches with eager on the device and on the CPU."""
     reference = copy.deepcopy(module)
     on_device = module.to(device)
-    backend = _graph(on_device, sample.to(device), batch_sizes=sorted({1, 2, 4, len(sample)}))
+    backend = _graph(on_device, sample.to(device), batch_sizes=sorted({1, 2, 4, len(sample)}), **config)
     try:
         for batch in batches:
             x = torch.cat([sample.flip(0) * 0.5] * (batch // len(sample) + 1))[:batch]
@@ -101,8 +117,8 @@ def _graph_is_right(module: nn.Module, sample: torch.Tensor, device: torch.devic
                 eager, cpu = on_device(x.to(device)), reference(x)
             for repetition in range(3):
                 got = backend.infer(x.to(device))
-                _same(got, eager, f"batch {batch}, replay {repetition + 1}, against eager on the device")
-            _same(got, cpu, f"batch {batch} against the CPU", _TOLERANCE_CPU)
+                _same(got, eager, f"batch {batch}, replay {repetition + 1}, against eager on the device", tolerances[0])
+            _same(got, cpu, f"batch {batch} against the CPU", tolerances[1])
         counters = backend.counters()
         if counters["eager_calls"]:
             raise AssertionError(f"eager served {counters['eager_calls']} calls: {counters['eager_reasons']}")
@@ -113,6 +129,10 @@ def _graph_is_right(module: nn.Module, sample: torch.Tensor, device: torch.devic
         return f"{nodes[max(nodes)]} nodes at batch {max(nodes)}"
     finally:
         backend.deactivate()
+
+
+def _node(name: str, device: torch.device) -> str:
+    return _graph_is_right(node_kinds(device)[name], _rows(8), device, [1, 3, 8, 11])
 
 
 def node_kinds(device: torch.device) -> dict[str, nn.Module]:
@@ -132,7 +152,7 @@ def node_kinds(device: torch.device) -> dict[str, nn.Module]:
         torch.manual_seed(3)
         convolution = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
         attention = nn.Sequential(nn.Unflatten(1, (4, 16)), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
-    return {
+    found = {
         "kernel": Fn(lambda x: torch.sin(x) * 2 + 1),
         "copy": Fn(copies),
         "fill": Fn(fills),
@@ -142,24 +162,45 @@ def node_kinds(device: torch.device) -> dict[str, nn.Module]:
         "convolution": convolution.requires_grad_(False).eval(),
         "attention": attention.requires_grad_(False).eval(),
     }
+    assert tuple(found) == NODE_KINDS
+    return found
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
-def _build(device: torch.device) -> str:
-    """Whether the extension was built for what is here."""
-    runtimes = _native.load().runtimes()
+def _torch_sees_the_gpu() -> str:
+    """A torch that was built for XPU sees one; without a driver all else would pass on the CPU."""
+    if getattr(torch.version, "xpu", None) is None:
+        raise Skipped("this torch was not built for XPU")
+    if (unseen := environment.unseen_gpu()) is not None:
+        raise AssertionError(unseen)
+    return f"{torch.xpu.device_count()} xpu"
+
+
+def _build(device: torch.device, problem: str | None = None) -> str:
+    """Whether the extension loads and was built for what is here."""
+    if problem is not None:
+        raise Stop(problem, "there is no device to test")
+    try:
+        runtimes = _native.load().runtimes()
+    except ImportError as error:
+        raise Stop(str(error), "the extension does not load") from error
     if device.type == "xpu" and "xpu" not in runtimes:
-        raise AssertionError(
+        raise Stop(
             "torch sees an xpu device, but this build of xpugraph records nothing on it; build it again beside this "
-            "torch: pip install --no-build-isolation --no-deps --force-reinstall ."
+            "torch: pip install --no-build-isolation --no-deps --force-reinstall .",
+            "this build does not record on xpu",
         )
     if device.type not in runtimes:
-        raise AssertionError(f"this build records on {', '.join(runtimes) or 'nothing'}, not on {device.type}")
+        raise Stop(
+            f"this build records on {', '.join(runtimes) or 'nothing'}, not on {device.type}",
+            f"this build does not record on {device.type}",
+        )
     return f"records on {', '.join(runtimes)}"
 
 
+_PROBE_SECONDS = 300
 _PROBE = """
 import sys, torch
 from xpugraph.bench import resolve_device
@@ -173,20 +214,32 @@ print(_graph_is_right(Fn(lambda x: x * 2), _rows(2), device, [1, 2]), flush=True
 
 def _probe(device: torch.device) -> str:
     """The first submission, capture and replay where a crash ends another process than this one."""
-    command = [sys.executable, "-c", _PROBE, device.type]
+    command = [sys.executable, "-X", "faulthandler", "-c", _PROBE, device.type]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise AssertionError("the process hung for 300 s at its first submission, capture or replay") from error
+        said = error.stderr if isinstance(error.stderr, bytes) else (error.stderr or "").encode()
+        raise Stop(
+            f"the process hung for {_PROBE_SECONDS} s at its first submission, capture or replay"
+            f"{_last_lines(said.decode(errors='replace'))}",
+            "the probe crashed",
+        ) from error
     if done.returncode < 0:
-        import signal
-
         step = "after" if "submitted" in done.stdout else "at"
         name = signal.Signals(-done.returncode).name
-        raise AssertionError(f"the process crashed (signal {name}) {step} its first submission")
+        raise Stop(
+            f"the process crashed (signal {name}) {step} its first submission{_last_lines(done.stderr)}",
+            "the probe crashed",
+        )
     if done.returncode != 0:
-        raise AssertionError(f"the process failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        raise AssertionError(f"the process failed with {done.returncode}{_last_lines(done.stderr)}")
     return done.stdout.splitlines()[-1]
+
+
+def _last_lines(text: str, count: int = 12) -> str:
+    """The end of what a process wrote, to follow a message."""
+    lines = [line[:200] for line in text.splitlines() if line.strip()][-count:]
+    return ". It wrote:" + "".join(f"\n    {line}" for line in lines) if lines else ""
 
 
 def _side_stream(device: torch.device) -> str:
@@ -208,6 +261,63 @@ def _side_stream(device: torch.device) -> str:
         if device.type == "sycl" and "recording a graph" in str(error):
             raise Skipped("the sycl device refuses to record several streams, as it says") from error
         raise
+
+
+def _unjoined(device: torch.device) -> str:
+    """A fork whose stream is not joined is refused or right; both streams, and a good capture, work afterwards."""
+    streams = getattr(torch, device.type)
+    side = streams.Stream()
+
+    def forked(x: torch.Tensor) -> torch.Tensor:
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            x * 3  # noqa: B018  nobody waits for it
+        return x + 1
+
+    skip = False
+    try:
+        found = _graph_is_right(Fn(forked), _rows(4), device, [1, 3, 4])
+    except BuildError as error:
+        skip = device.type == "sycl" and "recording a graph" in str(error)
+        found = f"refused ({str(error)[:200]})"
+    with streams.stream(side):
+        _same(_rows(2).to(device) * 2, _rows(2) * 2, "the side stream afterwards")
+    afterwards = _graph_is_right(_mlp(), _rows(4), device, [1, 4])
+    if skip:
+        raise Skipped("the sycl device refuses to record several streams, as it says; a capture afterwards is right")
+    return f"{found}; {afterwards} afterwards"
+
+
+def _autocast_attention(device: torch.device) -> str:
+    """The attention that serves models in half precision, which is another kernel than that of float32."""
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            q, k, v = (torch.matmul(x, weight).view(-1, 4, 8, 16).transpose(1, 2) for weight in weights[x.device.type])
+            return nn.functional.scaled_dot_product_attention(q, k, v).flatten(1)
+
+    x = _rows(_WIDTH).to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        if (x @ x).dtype != torch.bfloat16:
+            raise Skipped(f"autocast does not cast on the {device.type} device")
+    generator = torch.Generator().manual_seed(5)
+    host = [torch.randn(_WIDTH, 512, generator=generator) / 8 for _ in range(3)]
+    weights = {"cpu": host, device.type: [weight.to(device) for weight in host]}
+    return _graph_is_right(Fn(attention), _rows(4), device, [1, 3, 4], (3e-2, 6e-2))
+
+
+def _host_constant(device: torch.device) -> str:
+    """A tensor that the forward makes of numbers of the host: recorded right, or refused with a reason."""
+    numbers = [number / 8 for number in range(_WIDTH)]
+    module = Fn(lambda x: x + torch.tensor(numbers, device=x.device))
+    try:
+        return _graph_is_right(module, _rows(4), device, [1, 3, 4])
+    except BuildError as error:
+        return f"refused: {str(error)[:200]}"
+
+
+def _inductor(device: torch.device) -> str:
+    return _graph_is_right(_mlp(), _rows(4), device, [1, 3, 4], compile_with_inductor=True)
 
 
 def _many_replays(device: torch.device, count: int) -> str:

@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import matplotlib.image
@@ -343,6 +344,27 @@ def test_auto_takes_the_first_gpu_that_this_build_records_on(monkeypatch):
     assert bench.resolve_device("auto").type == "xpu"
     built[:] = ["sycl"]
     assert bench.resolve_device("auto").type == "cpu"
+
+
+def test_auto_warns_when_a_torch_for_xpu_sees_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.version, "xpu", "20260000", raising=False)
+    for kind in (torch.xpu, torch.cuda):
+        monkeypatch.setattr(kind, "is_available", lambda: False)
+    monkeypatch.setattr("xpugraph.enable_sycl_device", lambda: torch.device("cpu"))
+    with pytest.warns(UserWarning, match="the sycl CPU device is taken: .* was built for XPU and sees no GPU.*render"):
+        assert bench.resolve_device("auto").type == "cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bench.resolve_device("sycl")
+        monkeypatch.setattr(torch.version, "xpu", None)
+        bench.resolve_device("auto")
+
+
+def test_a_named_gpu_does_not_load_the_extension(monkeypatch):
+    monkeypatch.setattr(bench._native, "load", lambda: pytest.fail("loaded"))
+    for kind in ("xpu", "cuda"):
+        monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: True)
+        assert bench.resolve_device(kind).type == kind
 
 
 def test_version_and_help():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import torch
 from typer.testing import CliRunner
@@ -51,6 +52,32 @@ def test_env_tells_the_sycl_device():
     findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
     assert "sycl" in findings["runtimes"] and "not available" not in json.dumps(findings["devices"]["sycl"])
     assert any("libsycl" in path for path in findings["loaded_libraries"])
+
+
+def test_env_tells_the_variables_that_matter(monkeypatch):
+    wanted = {
+        "SYCL_A": "1", "UR_B": "2", "ONEAPI_C": "3", "ZE_D": "4", "XPUGRAPH_E": "5", "PYTORCH_ALLOC_CONF": "6",
+        "PYTORCH_XPU_ALLOC_CONF_X": "7",
+    }  # fmt: skip
+    for name, value in {**wanted, "SECRET_SYCL": "no", "HOUR_B": "no", "TOKEN": "no"}.items():
+        monkeypatch.setenv(name, value)
+    found = environment.collect(["variables"])["variables"]
+    assert wanted.items() <= found.items() and "no" not in found.values()
+
+
+def test_versions_and_packages_name_triton_under_either_name(monkeypatch):
+    monkeypatch.setattr(environment.metadata, "version", lambda name: f"{name} 1")
+    for found in (environment.versions(), environment.collect(["sycl_packages"])["sycl_packages"]):
+        assert {"triton-xpu", "pytorch-triton-xpu"} <= set(found)
+
+
+def test_env_tells_what_an_xpu_device_is(monkeypatch):
+    properties = SimpleNamespace(name="gpu", platform_name="Level-Zero", device_id=0x56A0, has_fp64=False, uuid="u")
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda index: properties)
+    expected = {"name": "gpu", "platform_name": "Level-Zero", "device_id": 0x56A0, "has_fp64": False}
+    assert environment.collect(["devices"])["devices"]["xpu"] == [expected]
 
 
 def test_env_names_build_and_engine():

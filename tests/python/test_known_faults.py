@@ -13,18 +13,23 @@ from conftest import Fn
 import xpugraph as xg
 from xpugraph import known_faults, memory
 
+XPU = {"2.12.0": "20250302", "2.13.0": "20260000", "2.14.1": "20260100", "2.15.0": "20260100"}
 ROOT = Path(__file__).parents[2]
 
 
 def test_known_faults_are_found_by_the_words_of_the_message():
     for message, word in (
         ("sycl: Native API failed: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", "few graphs"),
+        ("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", "out of memory"),
+        ("ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY", "out of memory"),
         ("wait method cannot be used for an event associated with a command graph.", ".item()"),
         ("Graph nodes cannot depend on events from outside the graph.", "SDPBackend.MATH"),
         ("nothing was recorded: no work was submitted to the capture stream", "another queue"),
         ("Attempt to increase offset for a XPU generator not in capture mode.", "random numbers"),
     ):
         assert word in known_faults.advice(message)
+    assert "not memory" not in known_faults.advice("UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")
+    assert "()" not in known_faults.advice("UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")
     assert known_faults.advice("ValueError: bad shape") is None
     assert known_faults.explain(ValueError("bad shape")) == "ValueError: bad shape"
 
@@ -32,7 +37,12 @@ def test_known_faults_are_found_by_the_words_of_the_message():
 def test_what_concerns_an_installed_torch_for_xpu():
     assert known_faults.concerning("2.13.0+cpu", None) == []
     assert "LEVEL_ZERO_V2" in known_faults.concerning("2.14.1+xpu", "20260100")[0]
-    assert any("187277" in note for note in known_faults.concerning("2.13.0+xpu", "20260000"))
+    notes = {release: "\n".join(known_faults.concerning(f"{release}+xpu", xpu)) for release, xpu in XPU.items()}
+    assert [release for release in XPU if "187277" in notes[release]] == ["2.14.1"]
+    assert "unknown whether it still crashes" in notes["2.14.1"]
+    assert [release for release in XPU if "#5069" in notes[release]] == ["2.13.0", "2.14.1"]
+    assert "SDPBackend.MATH" in notes["2.14.1"] and "not known for 2.14" in notes["2.14.1"]
+    assert "cannot be recorded" in notes["2.13.0"] and "2.15.0.dev20260822" in notes["2.13.0"]
     assert any("3142" in note for note in known_faults.concerning("2.12.0+xpu", "20250302"))
 
 
@@ -114,3 +124,15 @@ def test_every_heading_of_the_troubleshooting_page_is_a_message_of_this_version(
     others = {"crashed (signal SIGSEGV)", "sees no xpu device"}  # put together from parts
     missing = [heading for heading in headings if heading not in text and heading not in others]
     assert not missing, missing
+
+
+def test_the_page_on_installing_breaks_no_torch_for_xpu():
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    steps = page[: page.index("## Other builds")]
+    assert "intel-sycl-rt==" not in steps and "'torch>=2.11,<2.15'" in steps and "python3-venv" in steps
+    commands = "\n".join(re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    assert "setvars" not in commands and "pip install -v --no-build-isolation ." in commands
+    assert commands.index("is_available()") < commands.index("get_device_name()")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    warning = readme.index("do not install `intel-sycl-rt` yourself")
+    assert warning < readme.index("'intel-sycl-rt==2026.1.2'")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_no_conflict(world, needed, installed, loaded):
 def test_a_wheel_for_another_release_without_a_torch_for_xpu(world):
     world(9, installed=(8,))
     conflict = libsycl.conflict()
-    assert "built for libsycl.so.9 (intel-sycl-rt 2026.1.2), and libsycl.so.8 is installed" in conflict
+    assert "built for libsycl.so.9 (intel-sycl-rt 2026.x), and libsycl.so.8 is installed" in conflict
     assert "pip install 'intel-sycl-rt==2026.1.2' 'intel-opencl-rt==2026.1.2'" in conflict
     world(8, installed=(9,))
     assert "'intel-sycl-rt==2025.3.*'" in libsycl.conflict()
@@ -61,6 +62,46 @@ def test_a_torch_for_xpu_decides_and_is_never_to_be_broken(world):
     assert "--no-build-isolation" in conflict and "intel-sycl-rt==" not in conflict
     world(9, installed=(8,), xpu="20250302")
     assert "intel-sycl-rt==" not in libsycl.conflict() and "--no-build-isolation" in libsycl.conflict()
+
+
+def _packages(monkeypatch, **versions):
+    found = {name.replace("_", "-"): version for name, version in versions.items()}
+    monkeypatch.setattr(libsycl, "_version", found.get)
+
+
+def test_without_a_torch_for_xpu_all_packages_are_named(world, monkeypatch):
+    world(9)
+    three = "pip install 'intel-sycl-rt==2026.1.2' 'intel-opencl-rt==2026.1.2' 'intel-cmplr-lib-ur==2026.1.2'"
+    assert libsycl.install() == three
+    world(None)
+    assert libsycl.install() == three and libsycl.missing().endswith(three)
+    world(8)
+    assert "'intel-opencl-rt==2025.3.*'" in libsycl.install()
+
+
+def test_beside_a_torch_for_xpu_only_what_is_missing_is_named_in_its_version(world, monkeypatch):
+    world(9, xpu="20260000")
+    _packages(monkeypatch, intel_sycl_rt="2026.0.0", intel_cmplr_lib_ur="2026.0.0")
+    assert libsycl.install() == "pip install 'intel-opencl-rt==2026.0.0'"
+    _packages(monkeypatch, intel_sycl_rt="2026.0.0", intel_cmplr_lib_ur="2026.0.0", intel_opencl_rt="2026.0.0")
+    assert libsycl.install() is None
+    _packages(monkeypatch)
+    assert "install this torch again" in libsycl.install() and "pip install" not in libsycl.install()
+
+
+@pytest.mark.parametrize(("xpu", "said"), [(None, "rt==2026.1.2'"), ("20260000", "look at OCL_ICD_FILENAMES")])
+def test_enabling_the_sycl_device_gives_that_advice(xpu, said, world, monkeypatch):
+    world(9, installed=(9,), loaded=(9,), xpu=xpu)
+    _packages(monkeypatch, intel_sycl_rt="2026.0.0", intel_cmplr_lib_ur="2026.0.0", intel_opencl_rt="2026.0.0")
+    core = SimpleNamespace(missing=lambda: "SYCL sees no OpenCL CPU device")
+    monkeypatch.setattr(_native, "load", lambda: SimpleNamespace(sycl=core))
+    with pytest.raises(MissingRuntimeError, match="SYCL sees no OpenCL CPU device; ") as raised:
+        devices._register(1)
+    assert said in str(raised.value) and "xpugraph[sycl]" not in str(raised.value)
+    monkeypatch.setattr(_native, "load", lambda: SimpleNamespace())
+    with pytest.raises(MissingRuntimeError, match=r"built without SYCL: .*build xpugraph again") as raised:
+        devices._register(1)
+    assert ("pip install" in str(raised.value)) == (xpu is None)
 
 
 def test_the_conflict_is_raised_at_first_use(world, monkeypatch):
