@@ -54,7 +54,7 @@ class LatencyCurve:
         measured: Latency by batch size, in any unit; at least one.
         steps: The sizes that run for others: a batch costs what the steps that cover it cost together. Empty: latency
             is continuous and interpolated linearly.
-        cover: Which steps run for a batch. None: the next one; above the last one, chunks of it and the remainder.
+        cover: Which steps run for a batch. None, or an empty answer: the next one; above the last one, chunks of it and the remainder.
     """
 
     measured: Mapping[int, float]
@@ -82,8 +82,8 @@ class LatencyCurve:
                    for step in self._cover(batch_size))  # fmt: skip
 
     def _cover(self, batch_size: int) -> Sequence[int]:
-        if self.cover is not None:
-            return self.cover(batch_size)
+        if self.cover is not None and (found := self.cover(batch_size)):
+            return found
         chunks, rest = divmod(batch_size, self.steps[-1])
         steps = [self.steps[-1]] * chunks
         return [*steps, self.steps[bisect.bisect_left(self.steps, rest)]] if rest else steps

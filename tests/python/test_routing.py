@@ -208,3 +208,12 @@ def test_routes_with_gaps_overlaps_or_strangers_are_refused(routes):
 def test_a_backend_without_a_route_is_refused():
     with pytest.raises(xg.ConfigError, match="no route leads to 'b'"):
         xg.BatchSizeRouterBackend([Route(1, None, "a")], {"a": xg.TorchEagerBackend(), "b": xg.TorchEagerBackend()})
+
+
+def test_a_backend_that_does_not_tell_its_cover_is_covered_by_the_plain_rule():
+    plain = LatencyCurve({1: 1.0, 8: 2.0, 16: 4.0}, (1, 8, 16))
+    silent = LatencyCurve({1: 1.0, 8: 2.0, 16: 4.0}, (1, 8, 16), lambda size: [])
+    split = LatencyCurve({1: 1.0, 8: 2.0, 16: 4.0}, (1, 8, 16), lambda size: [8, 1] if size == 9 else [])
+    assert [silent(size) for size in range(1, 50)] == [plain(size) for size in range(1, 50)]
+    assert plain(9) == 4.0
+    assert split(9) == 3.0
