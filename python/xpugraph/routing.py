@@ -54,7 +54,8 @@ class LatencyCurve:
         measured: Latency by batch size, in any unit; at least one.
         steps: The sizes that run for others: a batch costs what the steps that cover it cost together. Empty: latency
             is continuous and interpolated linearly.
-        cover: Which steps run for a batch. None, or an empty answer: the next one; above the last one, chunks of it and the remainder.
+        cover: Which steps run for a batch. None, or an empty answer: the next one; above the last one, chunks of it and
+            the remainder.
     """
 
     measured: Mapping[int, float]
