@@ -209,7 +209,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("out/gpu.json"))
     parser.add_argument("--models", default=",".join(model_names()))
     parser.add_argument("--batch-sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--backends", default="")
