@@ -366,18 +366,18 @@ class CudaRuntime final : public GraphRuntime {
   void synchronize(Stream stream) override { check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"); }
   void wait_idle(Stream stream) noexcept override { (void)cudaStreamSynchronize(stream_of(stream)); }
 
-  PoolId create_pool(int device) override {
+  PoolId create_pool(int) override {
     // torch numbers its own graphs' pools {0, n} from 1 on, and the user's {n, 0}.
     static std::atomic<PoolId> next{PoolId{1} << 40};
     const PoolId pool = next++;
     const std::lock_guard<std::mutex> lock(mutex_);
-    pools_[pool] = {device, 0};
+    peak_used_[pool] = 0;
     return pool;
   }
   /// Every graph has one use of the pool, so that the last one gave it back to torch's allocator.
   void release_pool(PoolId pool) noexcept override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    pools_.erase(pool);
+    peak_used_.erase(pool);
   }
   PoolStats pool_stats(PoolId pool) override {
     PoolStats stats;
@@ -386,7 +386,7 @@ class CudaRuntime final : public GraphRuntime {
       stats.used += segment.allocated_size;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::size_t& peak = pools_[pool].peak_used;
+    std::size_t& peak = peak_used_[pool];
     stats.peak_used = peak = std::max(peak, stats.used);
     return stats;
   }
@@ -461,14 +461,10 @@ class CudaRuntime final : public GraphRuntime {
   }
 
  private:
-  struct Pool {
-    int device = 0;
-    std::size_t peak_used = 0;
-  };
   static c10::MempoolId_t mempool(PoolId pool) { return {0, pool}; }
 
   std::mutex mutex_;
-  std::map<PoolId, Pool> pools_;
+  std::map<PoolId, std::size_t> peak_used_;  // as far as pool_stats() saw
 };
 
 }  // namespace

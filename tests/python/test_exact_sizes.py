@@ -16,6 +16,21 @@ import xpugraph as xg
 from xpugraph.check import Checker
 
 
+class Picky(torch.nn.Module):
+    refuses = False
+
+    def forward(self, x):
+        if Picky.refuses and x.shape[0] == 17:
+            raise RuntimeError("seventeen is not served")
+        return x * 2
+
+
+def wait_until(condition):
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def test_record_batch_size(pair):
     p = pair(mlp(), [torch.randn(32, 32)], plan="pad")
     assert p.backend.plan(17) == [24]
@@ -52,23 +67,15 @@ def test_record_batch_size_needs_an_active_backend(pair):
         p.backend.record_batch_size(17)
 
 
-def test_a_size_that_cannot_be_recorded_changes_nothing(pair):
-    class Picky(torch.nn.Module):
-        refuses = False
-
-        def forward(self, x):
-            if Picky.refuses and x.shape[0] == 17:
-                raise RuntimeError("seventeen is not served")
-            return x * 2
-
+def test_a_size_that_cannot_be_recorded_changes_nothing(pair, monkeypatch):
     p = pair(Picky(), [torch.randn(32, 8)], plan="pad")
-    Picky.refuses = True
+    monkeypatch.setattr(Picky, "refuses", True)
     with pytest.raises(RuntimeError, match="seventeen is not served"):
         p.backend.record_batch_size(17)
     assert "seventeen" in p.backend.dropped_batch_sizes[17]
     assert 17 not in p.backend.recorded_batch_sizes
     p.check(torch.randn(16, 8))
-    Picky.refuses = False
+    monkeypatch.setattr(Picky, "refuses", False)
     p.check(torch.randn(17, 8))
     p.backend.record_batch_size(17)
     assert p.backend.dropped_batch_sizes == {}
@@ -140,32 +147,20 @@ def test_exact_after(pair):
         p.check(torch.randn(16, 32))
     assert p.backend.recorded_batch_sizes == [1, 2, 4, 8, 16, 24, 32]
     p.check(torch.randn(17, 32))
-    until = time.monotonic() + 60
-    while 17 not in p.backend.recorded_batch_sizes and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: 17 in p.backend.recorded_batch_sizes)
     assert p.backend.plan(17) == [17]
     p.check(torch.randn(17, 32))
     p.backend.deactivate()
     assert not any(thread.name == "xpugraph-record" for thread in threading.enumerate())
 
 
-def test_exact_after_of_a_size_that_fails_is_told_once(pair, caplog):
-    class Picky(torch.nn.Module):
-        refuses = False
-
-        def forward(self, x):
-            if Picky.refuses and x.shape[0] == 17:
-                raise RuntimeError("seventeen is not served")
-            return x * 2
-
+def test_exact_after_of_a_size_that_fails_is_told_once(pair, caplog, monkeypatch):
     p = pair(Picky(), [torch.randn(32, 8)], exact_after=2, plan="pad")
-    Picky.refuses = True
+    monkeypatch.setattr(Picky, "refuses", True)
     for _ in range(10):
         p.check(torch.randn(18, 8))
         p.backend.infer(p.put(torch.randn(17, 8)))
-    until = time.monotonic() + 60
-    while 17 not in p.backend.dropped_batch_sizes and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: 17 in p.backend.dropped_batch_sizes)
     for _ in range(10):
         p.backend.infer(p.put(torch.randn(17, 8)))
     p.backend.deactivate()  # waits for the thread
@@ -330,9 +325,7 @@ def test_a_thread_that_cannot_start_is_no_matter_of_the_call(pair, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", start)
     for _ in range(2):
         p.check(torch.randn(6, 32))
-    until = time.monotonic() + 60
-    while not {5, 6} <= set(p.backend.recorded_batch_sizes) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: {5, 6} <= set(p.backend.recorded_batch_sizes))
     assert {5, 6} <= set(p.backend.recorded_batch_sizes)
     p.backend.deactivate()
 
