@@ -56,6 +56,9 @@ class GraphSet {
   /// The same between two groups of transfers, which fill the inputs of this replay and take its outputs.
   void replay(std::int64_t size, Stream stream, Transfers before, Transfers after);
 
+  /// Waits until the last replay is done; errors of the device are not raised here.
+  void wait_idle() noexcept;
+
   // ---- queries ----------------------------------------------------------------------------------------------------
   bool contains(std::int64_t size) const { return find(size) != nullptr; }
   /// Ascending.
@@ -77,7 +80,6 @@ class GraphSet {
   Executable& at(std::int64_t size) const;
   std::unique_ptr<Executable> capture(const std::function<void()>& body);
   void enforce_limit(std::int64_t size, std::size_t reserved, std::size_t growth) const;
-  void wait_idle() noexcept;
   void release_unused_pool() noexcept;
 
   std::shared_ptr<GraphRuntime> runtime_;

@@ -33,6 +33,8 @@ GraphedModule::GraphedModule(std::shared_ptr<GraphRuntime> runtime, at::Device d
   graphs_ = std::make_shared<GraphSet>(runtime_, device_index(), options_.pool_limit_bytes);
 }
 
+GraphedModule::~GraphedModule() { graphs_->wait_idle(); }
+
 GraphedModule::Tensors GraphedModule::static_inputs(std::int64_t size) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Slot& slot : slots_) slot.touch(size);

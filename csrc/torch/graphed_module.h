@@ -36,6 +36,8 @@ class GraphedModule {
   /// Allocates one buffer a tensor argument, as large as the grid's largest size.
   GraphedModule(std::shared_ptr<GraphRuntime> runtime, at::Device device, const BatchGrid& grid,
                 const std::vector<TensorSpec>& inputs, std::vector<TensorSpec> outputs, GraphedModuleOptions options);
+  /// Waits for the last replay, which reads the buffers. Lent results live on, with the graphs' pool.
+  ~GraphedModule();
 
   /// The arguments that the graph of `size` reads: dense views, in the sample's memory format, of a prefix of each buffer.
   /// Ask again before writing to them when run() came in between.

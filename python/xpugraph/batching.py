@@ -10,6 +10,7 @@ import torch
 from .call import Call, TensorArgument
 from .errors import BuildError, ConfigError
 
+_MOST_RANGES = 4096  # of one tensor; they are saved in checkpoints
 BatchDims = Mapping[str, "int | None"] | Sequence["int | None"]
 
 
@@ -45,10 +46,9 @@ def tensor_arguments(
     arguments = []
     for i, (name, tensor) in enumerate(zip(leaves.names, calls[largest].leaves.tensors, strict=True)):
         rows = _rows_per_item(name, dims[i], shapes[i], batch_sizes)
-        low, high = _range(tensor)
-        arguments.append(
-            TensorArgument(name, tensor.dtype, tuple(tensor.shape), tensor.stride(), dims[i], rows, low, high)
-        )
+        shape, strides, (low, high) = tuple(tensor.shape), tensor.stride(), _range(tensor)
+        ranges = _ranges(tensor, dims[i])
+        arguments.append(TensorArgument(name, tensor.dtype, shape, strides, dims[i], rows, low, high, ranges))
     return arguments, batch_sizes
 
 
@@ -103,6 +103,23 @@ def _range(tensor: torch.Tensor) -> tuple[float, float]:
     return (float(values.min()), float(values.max())) if values.numel() else (0.0, 0.0)
 
 
+def _ranges(tensor: torch.Tensor, batch_dim: int | None) -> tuple[tuple[int, int], ...] | None:
+    """Of integers, smallest and largest value at each place of a row; None for others, and for rows that are long."""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+        return None
+    values = tensor.detach().cpu().to(torch.int64).clamp(max=(1 << 63) - 2)  # the next one is an int64 too
+    if values.numel() == 0:
+        return None
+    rows = (
+        values.reshape(1, -1)
+        if batch_dim is None
+        else values.movedim(batch_dim, 0).reshape(values.shape[batch_dim], -1)
+    )
+    if rows.shape[1] > _MOST_RANGES:
+        return None
+    return tuple(zip(rows.amin(0).tolist(), rows.amax(0).tolist(), strict=True))
+
+
 def take_rows(tensor: torch.Tensor, argument: TensorArgument, start: int, count: int) -> torch.Tensor:
     """Items start … start + count of a tensor (a view); the whole tensor when it does not follow the batch."""
     if argument.batch_dim is None:
@@ -119,7 +136,7 @@ def fresh_inputs(
 ) -> list[torch.Tensor]:
     """Random inputs of `batch_size` items that stay within what the module was shown.
 
-    Rows are drawn from the rows of `source` (or, without it, uniformly from the recorded range). Floating-point values
+    Rows are drawn from the rows of `source` (or, without it, uniformly from the recorded ranges). Floating-point values
     are then shrunk towards zero by a random factor, smaller for the first rows than for the last: no two prefixes have
     the same maximum, mean or norm, which is what tells a module whose rows depend on each other. Values never leave the
     sign or grow beyond the sample's, so that a module that takes logarithms or indices still gets valid input.
@@ -153,8 +170,21 @@ def _draw(argument: TensorArgument, source: torch.Tensor | None, rows: int, gene
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(argument.dtype)
         unit = torch.rand(shape, generator=generator, dtype=torch.float64)
         return (argument.low + unit * (argument.high - argument.low)).to(argument.dtype)
-    low, high = argument.integer_range
-    return torch.randint(low, high + 1, shape, generator=generator).to(argument.dtype)
+    return _draw_integers(argument, shape, generator).to(argument.dtype)
+
+
+def _draw_integers(argument: TensorArgument, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    if argument.ranges is None:
+        low, high = argument.integer_range
+        return torch.randint(low, high + 1, shape, generator=generator)
+    # One column a place, which has its own range.
+    rows = 1 if argument.batch_dim is None else shape[argument.batch_dim]
+    columns = [torch.randint(low, high + 1, (rows,), generator=generator) for low, high in argument.ranges]
+    drawn = torch.stack(columns, 1)
+    if argument.batch_dim is None:
+        return drawn.reshape(shape)
+    others = [length for dim, length in enumerate(shape) if dim != argument.batch_dim]
+    return drawn.reshape([rows, *others]).movedim(0, argument.batch_dim)
 
 
 def _shrink(values: torch.Tensor, dim: int, rows: int, generator: torch.Generator) -> torch.Tensor:

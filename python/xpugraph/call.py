@@ -37,6 +37,8 @@ class TensorArgument:
         rows_per_item: Length of that dimension over the batch size.
         low: Smallest value of the sample, for data made from the recipe alone.
         high: Largest value of the sample.
+        ranges: Smallest and largest value at each place of an item, of integers with few places: columns of indices
+            have ranges of their own. Rows of the batch count as one. None: `low` and `high` hold everywhere.
         written: The forward writes to it in place.
     """
 
@@ -48,6 +50,7 @@ class TensorArgument:
     rows_per_item: int = 1
     low: float = 0.0
     high: float = 0.0
+    ranges: tuple[tuple[int, int], ...] | None = None
     written: bool = False
 
     @property

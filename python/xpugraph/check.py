@@ -244,16 +244,30 @@ class Checker:
             elif x.dtype is torch.bool:
                 item.copy_(item.logical_not())
             else:
-                # Another value of the sample. Beyond a constant sample the next one, which the module may refuse; then,
-                # and at once where that would be the end, 0, which padding rows are.
-                low, high = argument.integer_range
-                if high > low:
-                    item.copy_(torch.where(item == high, low, high))
-                elif poison is _negated or self.device.type in _BAD_INDEX_IS_FATAL:
-                    item.zero_()
-                else:
-                    item.add_(1)
+                item.copy_(self._other_integers(x, item, argument, poison))
         return changed
+
+    def _other_integers(
+        self,
+        x: torch.Tensor,
+        item: torch.Tensor,
+        argument: TensorArgument,
+        poison: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Other integers than the item's. None that a module may refuse where that would be the end of the process."""
+        if self.device.type in _BAD_INDEX_IS_FATAL:
+            # The item of the inputs that is farthest off; without one 0, which padding rows are.
+            items, this = (
+                t.cpu().movedim(argument.batch_dim or 0, 0).reshape(n, -1) for t, n in ((x, self.rows), (item, 1))
+            )
+            farthest = int((items.double() - this.double()).abs().sum(1).argmax())
+            same = torch.equal(items[farthest], this[0])
+            return torch.zeros_like(item) if same else take_rows(x, argument, farthest, 1)
+        low, high = argument.integer_range
+        if high > low:  # another value of the sample
+            return torch.where(item == high, low, high)
+        # Beyond a constant sample the next value, which the module may refuse; then 0.
+        return torch.zeros_like(item) if poison is _negated else item + 1
 
     def dropped(self, size: int) -> None:
         """A dropped size is served by larger graphs, so eager must give the same rows there as in a larger batch.

@@ -18,6 +18,7 @@ _WAITS = {
     torch.ops.aten._local_scalar_dense.default: "Tensor.item(), bool(tensor), int(tensor) or float(tensor)",
     torch.ops.aten.equal.default: "torch.equal",
 }
+_COPY_FROM_HOST_WAITS = ("cuda", "xpu")  # which no capture there allows; the copies of the sycl device are recorded
 
 
 def _where() -> str:
@@ -139,6 +140,12 @@ class Probe(Keeper):
                 f"forward draws random numbers ({func}{_where()}), which are not recorded: padding would shift the "
                 "generator. Use eval(), or the eager backend"
             )
+        if self._device in _COPY_FROM_HOST_WAITS and _copies_from_host(func, args, kwargs):
+            raise BuildError(
+                f"forward copies a tensor of the host to the device ({func}{_where()}), which makes the host wait; "
+                "that cannot be recorded. Make it on the device (torch.arange(..., device=x.device)), or once, as a "
+                "buffer of the module"
+            )
         if not any(tensor.device.type == self._device for tensor in given):
             return
         what = _WAITS.get(func)
@@ -173,3 +180,17 @@ def _copies_to_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if func is torch.ops.aten.copy_.default:
         return args[0].device.type == "cpu"
     return False
+
+
+def _copies_from_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Pinned memory may be copied from without waiting. torch.tensor(..., device=...) shows only its last step."""
+    if func is torch.ops.aten.lift_fresh.default:
+        return bool(args[0].device.type != "cpu")
+    if func is torch.ops.aten._to_copy.default:
+        source, target = args[0], kwargs.get("device")
+    elif func is torch.ops.aten.copy_.default:
+        source, target = args[1], args[0].device
+    else:
+        return False
+    to_device = target is not None and torch.device(target).type != "cpu"
+    return bool(to_device and source.device.type == "cpu" and not source.is_pinned())

@@ -38,10 +38,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
         "batch_sizes": list(recipe.batch_sizes),
         "device": str(recipe.device),
         "arguments": [dict(vars(a), spec=_spec_to_json(a.spec, a.name or "*args")) for a in recipe.arguments],
-        "tensors": [
-            dict(vars(t), dtype=str(t.dtype).removeprefix("torch."), shape=list(t.shape), strides=list(t.strides))
-            for t in recipe.tensors
-        ],
+        "tensors": [_tensor_to_dict(t) for t in recipe.tensors],
     }
 
 
@@ -63,12 +60,21 @@ def recipe_from_dict(state: dict[str, Any]) -> Recipe:
     return recipe
 
 
+def _tensor_to_dict(tensor: TensorArgument) -> dict[str, Any]:
+    ranges = None if tensor.ranges is None else [list(places) for places in tensor.ranges]
+    shape, strides, dtype = list(tensor.shape), list(tensor.strides), str(tensor.dtype).removeprefix("torch.")
+    return dict(vars(tensor), dtype=dtype, shape=shape, strides=strides, ranges=ranges)
+
+
 def _tensor_from_dict(entry: dict[str, Any]) -> TensorArgument:
     dtype = getattr(torch, entry["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"state: {entry['dtype']!r} is no dtype")
-    tensor = TensorArgument(**dict(entry, dtype=dtype, shape=tuple(entry["shape"]), strides=tuple(entry["strides"])))
-    dim, dims = tensor.batch_dim, len(tensor.shape)
+    shape, strides, ranges = tuple(entry["shape"]), tuple(entry["strides"]), entry.get("ranges")
+    if ranges is not None:
+        ranges = tuple((low, high) for low, high in ranges)
+    tensor = TensorArgument(**dict(entry, dtype=dtype, shape=shape, strides=strides, ranges=ranges))
+    dim, dims = tensor.batch_dim, len(shape)
     numbers = (tensor.low, tensor.high)
     right = (
         isinstance(tensor.name, str)
@@ -80,10 +86,19 @@ def _tensor_from_dict(entry: dict[str, Any]) -> TensorArgument:
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
         and tensor.low <= tensor.high
         and type(tensor.written) is bool
+        and (ranges is None or _are_ranges(ranges, tensor))
     )
     if not right:
         raise ConfigError(f"state: {entry!r} describes no tensor")
     return tensor
+
+
+def _are_ranges(ranges: tuple[tuple[Any, Any], ...], tensor: TensorArgument) -> bool:
+    """Whether there is one range of int64 values (the end of randint, high + 1, included) for each place of a row."""
+    places = math.prod(length for dim, length in enumerate(tensor.shape) if dim != tensor.batch_dim)
+    integers = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool)
+    whole = all(type(low) is type(high) is int and -(1 << 63) <= low <= high < (1 << 63) - 1 for low, high in ranges)
+    return integers and whole and len(ranges) == places
 
 
 def _device(name: str) -> torch.device:

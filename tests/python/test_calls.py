@@ -188,9 +188,9 @@ def test_bad_input_is_an_error_that_names_it_and_the_next_call_works(pair, kind,
     p.check(torch.randn(5, 6))
 
 
-def test_a_tensor_on_the_host_is_an_error(pair):
+def test_a_tensor_on_the_host_is_an_error(pair, device):
     p = pair(Named(), [torch.randn(8, 6)])
-    with pytest.raises(xg.InputError, match="x is on cpu; recorded on sycl"):
+    with pytest.raises(xg.InputError, match=f"x is on cpu; recorded on {device.type}"):
         p.backend.infer(torch.randn(8, 6))
     p.check(torch.randn(5, 6))
 
@@ -229,10 +229,28 @@ def test_arguments_that_disagree_on_the_batch(pair):
     p.check(torch.randn(4, 3), torch.randn(4, 3))
 
 
-def test_a_host_tensor_made_in_forward_is_part_of_the_graph(pair):
-    p = pair(Fn(lambda x: x + torch.arange(x.shape[1]).to(x.device)), [torch.randn(8, 5)])
+COPIED = {
+    "to": lambda x: x + torch.arange(x.shape[1]).to(x.device),
+    "tensor": lambda x: x * torch.tensor([2.0, 3, 4, 5, 6], device=x.device),
+    "copy_": lambda x: x + torch.empty(5, device=x.device).copy_(torch.ones(5)),
+}
+
+
+@pytest.mark.parametrize("kind", COPIED)
+def test_a_host_tensor_made_in_forward_is_part_of_the_graph(pair, device, kind):
+    if device.type != "sycl":
+        pytest.skip("other devices wait for the copy")
+    p = pair(Fn(COPIED[kind]), [torch.randn(8, 5)])
     for size in (1, 3, 8):
         p.check(torch.randn(size, 5))
+
+
+@pytest.mark.parametrize("kind", COPIED)
+def test_where_a_copy_from_the_host_waits_it_is_named(pair, device, kind, monkeypatch):
+    monkeypatch.setattr("xpugraph.probe._COPY_FROM_HOST_WAITS", (device.type,))
+    with pytest.raises(xg.BuildError, match="copies a tensor of the host to the device(.|\n)*test_calls.py:"):
+        pair(Fn(COPIED[kind]), [torch.randn(8, 5)])
+    pair(Fn(lambda x: x * torch.tensor(2.0) + 1), [torch.randn(8, 5)]).check(torch.randn(3, 5))
 
 
 def test_gradients(pair):
@@ -375,8 +393,8 @@ def test_a_pool_limit_too_small_for_any_size_and_one_for_some(device):
     config = {"batch_sizes": [1, 8, 64, 1024, 2048]}
     with pytest.raises(xg.BuildError, match="no batch size could be recorded(.|\n)*limit"):
         xg.XPUGraphBackend(xg.XPUGraphBackendConfig(**config, pool_limit_bytes=1)).build(module, [sample])
-    every = xg.XPUGraphBackend(xg.XPUGraphBackendConfig(**config)).build(module, [sample])
-    limit = every.pool_stats()["reserved"] - 1
+    alone = xg.XPUGraphBackend(xg.XPUGraphBackendConfig(batch_sizes=[2048])).build(module, [sample])
+    limit = alone.pool_stats()["reserved"] - 1
     some = xg.XPUGraphBackend(xg.XPUGraphBackendConfig(**config, pool_limit_bytes=limit)).build(module, [sample])
     assert some.recorded_batch_sizes == [1, 8, 64, 1024]
     assert some.pool_stats()["reserved"] <= limit

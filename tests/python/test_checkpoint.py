@@ -133,6 +133,37 @@ def test_loaded_module_has_the_values_and_the_routes(device, saved, kind, monkey
     assert graph.counters()["recordings"] == 3
 
 
+class Columns(nn.Module):
+    """Indices whose ranges differ from column to column, and one more that does not follow the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Embedding(1000, 4), nn.Embedding(10, 4), nn.Embedding(3, 4)
+
+    def forward(self, columns, which):
+        return self.a(columns[..., 0]) + self.b(columns[..., 1]) + self.c(which)
+
+
+@pytest.mark.parametrize("batch_dim", [0, 1])
+def test_a_loaded_module_is_checked_on_indices_that_it_knows(device, tmp_path, batch_dim):
+    def call(n):
+        rows = torch.stack([torch.randint(0, 1000, (n, 2)), torch.randint(-10, 0, (n, 2)) + 10], -1)
+        return rows.transpose(0, batch_dim).contiguous(), torch.tensor(2)
+
+    reference = seeded(3, Columns)
+    backend = xg.XPUGraphBackend(xg.XPUGraphBackendConfig(plan="pad"))
+    columns, which = call(8)
+    dims = {"columns": batch_dim, "which": None}
+    backend.build(copy.deepcopy(reference).to(device), [(columns.to(device), which.to(device))], batch_dims=dims)
+    state = json.loads(json.dumps(backend.to_dict()))
+    again = xg.XPUGraphBackend.from_dict(copy.deepcopy(reference).to(device), state)
+    again.deploy()
+    for n in (1, 3, 8):
+        columns, which = call(n)
+        got = again.infer(columns.to(device), which.to(device))
+        torch.testing.assert_close(got.cpu(), reference(columns, which).detach())
+
+
 def test_what_tune_chose_comes_back(device, tmp_path, monkeypatch):
     reference = seeded(3)
     strategy = xg.HighestThroughputStrategy(profiling_config=TINY)

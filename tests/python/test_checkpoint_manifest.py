@@ -217,7 +217,7 @@ def test_report_that_cannot_be_printed_is_no_reason_for_a_traceback(craft, membe
 
 TENSOR = {
     "name": "x", "dtype": "float32", "shape": [4, 3], "strides": [3, 1], "batch_dim": 0, "rows_per_item": 1,
-    "low": -1.0, "high": 1, "written": False,
+    "low": -1.0, "high": 1, "ranges": None, "written": False,
 }  # fmt: skip
 ARGUMENT = {"name": "x", "positional": True, "omittable": False, "spec": ["tensor", 0]}
 CONSTANT = {"name": "c", "positional": True, "omittable": True, "spec": ["const", 2.5]}
@@ -230,6 +230,11 @@ def test_recipe_comes_back():
     spec = ["dict", ["a", 1], [["tuple", [["tensor", 0]]], ["list", [["const", None], ["const", "x"]]]]]
     state = {**RECIPE, "arguments": [{**keyed, "spec": spec}]}
     assert recipe.recipe_to_dict(recipe.recipe_from_dict(state)) == state
+    indices = {**TENSOR, "dtype": "int64", "low": 0.0, "high": 9, "ranges": [[0, 9], [3, 3], [0, 2]]}
+    state = {**RECIPE, "tensors": [indices]}
+    assert recipe.recipe_to_dict(recipe.recipe_from_dict(state)) == state
+    del indices["ranges"]  # as before there were ranges
+    assert recipe.recipe_from_dict(state).tensors[0].ranges is None
 
 
 @pytest.mark.parametrize(
@@ -241,6 +246,7 @@ def test_recipe_comes_back():
         ("strides", [[3], [3, -1], [3, 1, 1], [3, "1"]]),
         ("dtype", ["nn", "float33", "__name__", "Tensor", 5, None]),
         ("low", ["x", None, True, 2, float("nan"), float("-inf")]),
+        ("ranges", [5, [], [[0, 1]] * 3, [[0]], ["ab"] * 3]),
         ("written", [0, None, "no"]),
         ("name", [None, 5]),
         ("unknown", [1]),
@@ -250,6 +256,17 @@ def test_recipe_of_no_tensor(key, values):
     for value in values:
         with pytest.raises(xg.ConfigError, match="state"):
             recipe.recipe_from_dict({**RECIPE, "tensors": [{**TENSOR, key: value}]})
+
+
+def test_recipe_of_no_ranges():
+    indices = {**TENSOR, "dtype": "int64", "low": 0, "high": 9, "ranges": [[0, 9], [3, 3], [0, 2]]}
+    recipe.recipe_from_dict({**RECIPE, "tensors": [indices]})
+    for odd in ([0, 9, 1], [9, 0], [0, 2**63 - 1], [-(2**63) - 1, 0], [0, 1.0], [False, True], ["0", "1"], None):
+        with pytest.raises(xg.ConfigError, match="state"):
+            recipe.recipe_from_dict({**RECIPE, "tensors": [{**indices, "ranges": [odd, [3, 3], [0, 2]]}]})
+    for ranges in ([[0, 9]] * 2, [[0, 9]] * 4):
+        with pytest.raises(xg.ConfigError, match="state"):
+            recipe.recipe_from_dict({**RECIPE, "tensors": [{**indices, "ranges": ranges}]})
 
 
 @pytest.mark.parametrize(
