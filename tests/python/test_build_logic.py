@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which SYCL the build takes, what it refuses, and the flags: configured beside a torch, a SYCL and an icpx of text files."""
+"""Which SYCL the build takes, what it refuses, and the flags; torch, SYCL and icpx are stand-ins made of text files."""
 
 from __future__ import annotations
 
