@@ -92,13 +92,12 @@ def _foreign() -> str | None:
 
     The loader asks LD_PRELOAD and LD_LIBRARY_PATH, which setvars.sh sets, before it looks where torch says.
     """
-    own = installed()
-    foreign = next((path for path in _mapped() if own and path.resolve() not in own.values()), None)
+    own = list(installed().values())
+    folders = [path.parent for path in own]
+    foreign = next((path for path in _mapped() if own and path.resolve().parent not in folders), None)
     if foreign is None:
         return None
-    found = (
-        f"this process uses another libsycl than this environment's: {foreign}, not {', '.join(map(str, own.values()))}"
-    )
+    found = f"this process uses another libsycl than this environment's: {foreign}, not {own[0]}"
     folders = [Path(part).resolve() for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     if foreign.parent in folders:
         return (
