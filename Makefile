@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCHVISION := torchvision==0.28.0
-XPU_TORCHES := 2.11.0 2.12.0 2.14.1
+XPU_TORCHES := 2.11.0 2.12.1 2.13.0 2.14.1
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
@@ -66,7 +66,7 @@ sanitize: $(VENV)/.requirements ## The C++ tests that need no device, under the 
 dist: $(VENV)/.requirements ## Build source archive and wheel, and check what is in them
 	$(BIN)/python tools/check_dist.py
 
-xpu-headers: $(VENV)/.requirements ## Compile the xpu glue against the headers of other torch versions (large downloads)
+xpu-headers: $(VENV)/.requirements ## Compile what uses SYCL and torch.xpu against the headers of torch 2.11 to 2.14 (large downloads)
 	$(BIN)/python tools/check_xpu_headers.py $(XPU_TORCHES)
 
 clean: ## Remove everything that was built, .venv included

@@ -1,5 +1,6 @@
 # The headers and libraries of the torch that the building Python imports. torch ships pybind11, and we use that copy, so
-# that one process never holds two versions of pybind11's internals. Sets the target xpugraph_torch_api and XPUGRAPH_TORCH_CUDA.
+# that one process never holds two versions of pybind11's internals. Sets the target xpugraph_torch_api, XPUGRAPH_TORCH_CUDA,
+# and c10_xpu: the library that a torch for Intel GPUs has.
 execute_process(
   COMMAND "${Python_EXECUTABLE}" -c
           "import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, torch.version.cuda, sep='\\n')"
@@ -18,6 +19,7 @@ list(GET torch_answer 0 torch_root)
 list(GET torch_answer 1 torch_version)
 list(GET torch_answer 2 XPUGRAPH_TORCH_CUDA) # "13.0", or "None" of a torch without CUDA
 message(STATUS "torch: ${torch_version} in ${torch_root}")
+find_library(c10_xpu c10_xpu PATHS "${torch_root}/lib" NO_DEFAULT_PATH NO_CACHE)
 
 # From 2.14 on torch's headers are C++20; xpugraph's own code stays C++17.
 set(torch_cxx_standard 17)

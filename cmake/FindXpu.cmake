@@ -1,10 +1,13 @@
 # What the xpu glue (csrc/torch/xpu_hooks.cpp) is built with. Every torch ships the headers of c10/xpu, so that the glue
 # compiles, and its tests run against a double of the library, wherever SYCL is; only a torch for XPU has libc10_xpu.
 #
-# Needs torch_root of FindTorch and xpugraph_sycl_api of FindSycl. Sets XPU_FOUND (libc10_xpu is there) and the targets
+# Needs torch_root and c10_xpu of FindTorch, and xpugraph_sycl_api of FindSycl. Sets XPU_FOUND (libc10_xpu is there) and the targets
 # xpugraph_xpu_headers and, with XPU_FOUND, xpugraph_xpu_api.
 set(XPU_FOUND FALSE)
 if(NOT EXISTS "${torch_root}/include/c10/xpu/XPUStream.h")
+  if(c10_xpu)
+    message(FATAL_ERROR "This torch has ${c10_xpu} and no headers of c10/xpu: install it again, or build without: -DXPUGRAPH_SYCL=OFF")
+  endif()
   message(STATUS "XPU: this torch ships no c10/xpu headers; building without torch.xpu")
   return()
 endif()
@@ -20,7 +23,6 @@ if(NOT EXISTS "${torch_root}/include/c10/xpu/impl/xpu_cmake_macros.h")
   target_include_directories(xpugraph_xpu_headers SYSTEM INTERFACE "${CMAKE_CURRENT_BINARY_DIR}/stand_in")
 endif()
 
-find_library(c10_xpu c10_xpu PATHS "${torch_root}/lib" NO_DEFAULT_PATH NO_CACHE)
 if(c10_xpu)
   message(STATUS "XPU: ${c10_xpu}")
   # One process can only use one libsycl, and its major versions do not mix: ours must be the one torch was linked with.
@@ -31,8 +33,8 @@ if(c10_xpu)
     message(
       FATAL_ERROR
         "This torch uses libsycl.so.${torch_sycl_major}, and the SYCL that was found is libsycl.so.${XPUGRAPH_SYCL_MAJOR} "
-        "(see above). Build with torch's own: take another icpx off PATH, unset CMPLR_ROOT, and have the intel-sycl-rt that "
-        "torch installs (2025.x is libsycl.so.8, 2026.x is libsycl.so.9).")
+        "(see above). Build with torch's own: install torch again with the intel-sycl-rt that it requires (2025.x is "
+        "libsycl.so.8, 2026.x is libsycl.so.9), and give no XPUGRAPH_SYCL_ROOT.")
   endif()
   set(XPU_FOUND TRUE)
   add_library(xpugraph_xpu_api INTERFACE)

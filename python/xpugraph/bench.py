@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 2e-3  # of the largest value, beside what TF32 does: kernels are chosen by batch size, and differ by less
 _MIN_GAIN = 0.02
-DEVICES = ("auto", "xpu", "cuda", "sycl")  # what ``--device`` accepts
+DEVICES = ("auto", "xpu", "cuda", "sycl")  # what ``--device`` accepts, all but auto also with an index: xpu:1
 
 
 class Backend(Protocol):
@@ -177,30 +177,55 @@ def backend_factories() -> dict[str, Callable[[BenchConfig], Backend]]:
     return {**{name: named(name) for name in named_backends()}, "auto": Auto}
 
 
+def parse_device(name: str) -> tuple[str, int | None]:
+    """Returns the kind of device, one of `DEVICES`, and the index that a name as of ``--device`` has.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    kind, colon, index = name.partition(":")
+    if kind not in DEVICES or (colon and (kind == "auto" or not index.isdecimal())):
+        raise ConfigError(
+            f"unknown device {name!r}: accepted are {', '.join(DEVICES)}, and with an index xpu:1, cuda:1"
+        )
+    return kind, int(index) if colon else None
+
+
 def resolve_device(name: str = "auto") -> torch.device:
     """Returns the device that ``--device`` names.
 
     `auto` is the first of xpu and cuda that is here and that this build records graphs on, else the SYCL CPU device. It
-    warns when that is so although torch was built for XPU. Only `auto` and `sycl` load the extension.
+    warns when that is so although torch was built for XPU. Only `auto` and `sycl` load the extension. A GPU that is
+    named with its index becomes the current one, since streams are asked of that.
 
     Raises:
         ConfigError: The name is unknown, or torch sees no such device.
     """
-    if name not in DEVICES:
-        raise ConfigError(f"unknown device {name!r}: accepted are {', '.join(DEVICES)}")
+    chosen, index = parse_device(name)
     gpus = [kind for kind in ("xpu", "cuda") if getattr(torch, kind).is_available()]
-    chosen = name
-    if name == "auto":
+    if chosen == "auto":
         chosen = next((kind for kind in gpus if kind in _native.load().runtimes()), "sycl")
         if chosen == "sycl" and (unseen := unseen_gpu()) is not None:
             warnings.warn(f"the sycl CPU device is taken: {unseen}", UserWarning, stacklevel=2)
     if chosen == "sycl":
         from . import enable_sycl_device
 
+        _check_index(chosen, index, 1)
         return enable_sycl_device()
     if chosen not in gpus:
         raise ConfigError(f"torch {torch.__version__} sees no {chosen} device: here are {', '.join([*gpus, 'sycl'])}")
-    return torch.device(chosen)
+    if index is None:
+        return torch.device(chosen)
+    module = getattr(torch, chosen)
+    _check_index(chosen, index, module.device_count())
+    module.set_device(index)
+    return torch.device(chosen, index)
+
+
+def _check_index(kind: str, index: int | None, count: int) -> None:
+    if index is not None and index >= count:
+        here = ", ".join(f"{kind}:{number}" for number in range(count))
+        raise ConfigError(f"there is no {kind}:{index}: here are {here}")
 
 
 def check_names(what: str, names: Iterable[str], accepted: Iterable[str]) -> None:

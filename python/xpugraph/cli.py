@@ -15,7 +15,7 @@ from rich.console import Console
 
 from . import cli_selftest, cli_tune
 from ._version import __version__
-from .cli_options import LOG_WIDTH, check_output, names, sizes, torch_device
+from .cli_options import DEVICE_HELP, LOG_WIDTH, check_output, names, sizes, torch_device
 
 if TYPE_CHECKING:
     from .bench import BenchConfig, BenchResult, Progress
@@ -62,7 +62,7 @@ def bench(
     models: Annotated[str, typer.Option(help="Models, separated by commas.")] = "mlp,mobilenet_v3_small,resnet18",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,3,8,17,64",
     backends: Annotated[str | None, typer.Option(help="Backends, separated by commas; all if not given.")] = None,
-    device: Annotated[str, typer.Option(help="auto (xpu, else cuda, else sycl), xpu, cuda or sycl.")] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Draw latency over batch size: .png, .svg or .pdf.")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 LOG_WIDTH = 160  # of tables where no terminal limits it
+DEVICE_HELP = "auto (xpu, else cuda, else sycl), xpu, cuda or sycl; of several GPUs xpu:1 and the like."
 
 
 def _items(text: str, option: str, accepted: str) -> list[str]:
@@ -41,6 +42,16 @@ def sizes(text: str, option: str) -> list[int]:
         if not item.isdecimal() or int(item) < 1:
             raise typer.BadParameter(f"{item!r} is no batch size: accepted are {accepted}", param_hint=option)
     return sorted(map(int, items))
+
+
+def check_device(name: str) -> None:
+    """Refuses what ``--device`` cannot mean on any machine."""
+    from .bench import parse_device
+
+    try:
+        parse_device(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def torch_device(name: str) -> torch.device:

@@ -10,19 +10,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .cli_options import LOG_WIDTH, check_output, names
+from .cli_options import DEVICE_HELP, LOG_WIDTH, check_device, check_output, names
 
 if TYPE_CHECKING:
     import torch
 
     from .selftest import Check, SelftestResult
 
-_ISSUES = "the issues of the project's repository"
+_ISSUES = "the issue tracker of the place you got xpugraph from"
 _COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}
 
 
 def selftest(
-    device: Annotated[str, typer.Option(help="auto (xpu, else cuda, else sycl), xpu, cuda or sycl.")] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     models: Annotated[
         str | None, typer.Option(help="Models to record, separated by commas; all if not given, none with --quick.")
     ] = None,
@@ -32,7 +32,6 @@ def selftest(
     ),
 ) -> None:
     """Try everything on this machine's device; ends in PASS, or in a list of what failed and what to report."""
-    from .bench import DEVICES
     from .files import write_json
     from .models import model_names
     from .selftest import SelftestConfig, begin, run_selftest
@@ -42,8 +41,7 @@ def selftest(
     else:
         chosen = names(models, "--models", model_names())
     check_output(json_file, "--json")
-    if device not in DEVICES:
-        raise typer.BadParameter(f"unknown device {device!r}: accepted are {', '.join(DEVICES)}", param_hint="--device")
+    check_device(device)
     result = begin()
     result.running = "choosing the device"
     write_json(result.to_dict(), json_file)  # from here on a crash leaves a report
@@ -106,8 +104,9 @@ def _summary(console: Console, result: SelftestResult, json_file: Path) -> None:
         _say(console, f"  {escape(check.name)}: {escape(check.detail)}")
     _say(
         console,
-        f"Please report this: {escape(json_file.name)} (it holds versions, device names and results, and no paths or "
-        f"names), and what you were about to run, in {_ISSUES}. docs/troubleshooting.md has known faults by message.",
+        f"Please report this in {_ISSUES}: attach {escape(json_file.name)} (it holds versions, device names and "
+        "results, and no paths or names), and say what you were about to run. docs/troubleshooting.md has known faults "
+        "by message.",
     )
 
 

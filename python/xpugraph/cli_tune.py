@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from .cli_options import LOG_WIDTH, check_checkpoint, check_number, check_output, names, sizes, torch_device
+from .cli_options import (
+    DEVICE_HELP,
+    LOG_WIDTH,
+    check_checkpoint,
+    check_number,
+    check_output,
+    names,
+    sizes,
+    torch_device,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +50,7 @@ def tune(
     batch_sizes: Annotated[
         str, typer.Option(help="The sizes that will be served, separated by commas.")
     ] = "1,2,4,8,16,32,64",
-    device: Annotated[str, typer.Option(help="auto (xpu, else cuda, else sycl), xpu, cuda or sycl.")] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     backends: Annotated[
         str | None, typer.Option(help="Backends to try, separated by commas; all if not given.")
     ] = None,

@@ -27,15 +27,18 @@ SYCL_PACKAGES = (
 _VARIABLES = re.compile(r"(SYCL|UR|ONEAPI|ZE|XPUGRAPH)_|.*ALLOC_CONF")
 
 
-def device_name(device_type: str) -> str:
-    """Returns a device's type with, where it can be found out, its name."""
+def device_name(device: str) -> str:
+    """Returns the device as given, ``xpu`` (the current one) or ``xpu:1``, and its name where that can be told."""
     import torch
 
+    kind, _, index = device.partition(":")
     try:
-        name = _sycl()["name"] if device_type == "sycl" else getattr(torch, device_type).get_device_name()
+        name = (
+            _sycl()["name"] if kind == "sycl" else getattr(torch, kind).get_device_name(int(index) if index else None)
+        )
     except Exception:  # as with the other probes
-        return device_type
-    return f"{device_type} ({name})"
+        return device
+    return f"{device} ({name})"
 
 
 def unseen_gpu() -> str | None:
@@ -83,7 +86,8 @@ def collect(topics: Collection[str] | None = None) -> dict[str, Any]:
         "devices": _devices,
         "capture_engines": _capture_engines,
         "known_faults": _known_faults,
-        "loaded_libraries": _loaded_libraries,  # last: the probes above load them
+        "loaded_libraries": _loaded_libraries,  # after the probes above, which load them
+        "warnings": _warnings,
     }
     return {topic: _guarded(probe) for topic, probe in probes.items() if topics is None or topic in topics}
 
@@ -225,6 +229,12 @@ def _sycl() -> dict[str, str]:
     if missing is not None:
         raise RuntimeError(missing)
     return _pairs(core.describe(), "\n")
+
+
+def _warnings() -> list[str]:
+    from . import libsycl
+
+    return libsycl.warnings()
 
 
 def _loaded_libraries() -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -50,11 +51,61 @@ def installed() -> dict[int, Path]:
 
 def loaded() -> set[int]:
     """Returns the major versions of libsycl that this process has mapped; a torch for XPU brings its own."""
+    return {int(major) for path in _mapped() for major in re.findall(r"libsycl\.so\.(\d+)", path.name)}
+
+
+def _mapped() -> list[Path]:
     try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return set()
-    return {int(major) for major in re.findall(r"/libsycl\.so\.(\d+)", maps)}
+        return []
+    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if "/libsycl.so." in line}
+    return sorted(path for path in paths if path.name.startswith("libsycl.so."))
+
+
+def required() -> str | None:
+    """Returns the version of intel-sycl-rt that the installed torch requires; None of a torch that is not for XPU."""
+    try:
+        requirements = importlib.metadata.requires("torch") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = (re.match(r"intel[-_]sycl[-_]rt *\(?== *([\w.]+)", requirement) for requirement in requirements)
+    return next((match[1] for match in found if match), None)
+
+
+def warnings() -> list[str]:
+    """Returns what goes wrong sooner or later though it may seem to work, each with the command that mends it."""
+    found = []
+    if (foreign := _foreign()) is not None:
+        found.append(foreign)
+    wanted, here = required(), _version("intel-sycl-rt")
+    if wanted is not None and here != wanted:
+        found.append(
+            f"torch requires intel-sycl-rt {wanted}, and {here or 'none'} is installed: "
+            f"{_pip(['intel-sycl-rt'], wanted)}, then build xpugraph again: {_REBUILD}"
+        )
+    return found
+
+
+def _foreign() -> str | None:
+    """What is wrong when the libsycl of this process is not the one beside this torch, even of the same major version.
+
+    The loader asks LD_PRELOAD and LD_LIBRARY_PATH, which setvars.sh sets, before it looks where torch says.
+    """
+    own = list(installed().values())
+    folders = [path.parent for path in own]
+    foreign = next((path for path in _mapped() if own and path.resolve().parent not in folders), None)
+    if foreign is None:
+        return None
+    found = f"this process uses another libsycl than this environment's: {foreign}, not {own[0]}"
+    folders = [Path(part).resolve() for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    if foreign.parent in folders:
+        return (
+            f"{found}. LD_LIBRARY_PATH names its folder, as after setvars.sh of a oneAPI toolkit: unset LD_LIBRARY_PATH"
+        )
+    if "libsycl" in os.environ.get("LD_PRELOAD", ""):
+        return f"{found}. LD_PRELOAD names it: unset LD_PRELOAD"
+    return f"{found}. Build xpugraph again in this environment, in its source folder: {_REBUILD}"
 
 
 def conflict() -> str | None:
@@ -103,7 +154,7 @@ def install() -> str | None:
     """
     if not _xpu_torch():
         return _pip(_PACKAGES, _RELEASES.get(needed() or 9, _RELEASES[9]))
-    release = _version("intel-sycl-rt")
+    release = required() or _version("intel-sycl-rt")
     if release is None:
         return "install this torch again, with the packages that it requires"
     lacking = [name for name in _PACKAGES if _version(name) is None]

@@ -33,7 +33,7 @@ from .errors import ConfigError
 PASS, FAIL, SKIP, INCOMPLETE = "pass", "fail", "skip", "incomplete"
 PROBE = "probe in a process of its own"
 _AT_ONCE = ("torch", "variables", "sycl_packages", "known_faults")  # of `environment.collect`: what asks no device
-_AFTER_PROBE = ("sycl_build", "runtimes", "devices", "capture_engines", "loaded_libraries")
+_AFTER_PROBE = ("sycl_build", "runtimes", "devices", "capture_engines", "loaded_libraries", "warnings")
 
 
 class Skipped(Exception):  # noqa: N818  no error: the device does not have what the check is about
@@ -147,7 +147,7 @@ def run_selftest(
     from .selftest_checks import checks
 
     result = begin() if result is None else result
-    result.device = config.device.type
+    result.device = str(config.device)
     stopped: str | None = None
     asked = False
     for name, check in checks(config):
@@ -179,7 +179,7 @@ def _ask_devices(result: SelftestResult, device: torch.device, in_child: bool) -
     if in_child:
         result.system |= collect_in_child(_AFTER_PROBE)
     else:
-        result.device = environment.device_name(device.type)
+        result.device = environment.device_name(str(device) if device.index else device.type)
         result.system |= environment.collect(_AFTER_PROBE)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _native, environment, memory
+from . import _native, environment, libsycl, memory
 from .backends import XPUGraphBackend, XPUGraphBackendConfig
 from .errors import BuildError, MissingRuntimeError
 from .models import make_model
@@ -197,6 +197,8 @@ def _build(device: torch.device, problem: str | None = None) -> str:
             f"this build records on {', '.join(runtimes) or 'nothing'}, not on {device.type}",
             f"this build does not record on {device.type}",
         )
+    if found := libsycl.warnings():
+        raise AssertionError("; ".join(found))
     return f"records on {', '.join(runtimes)}"
 
 
@@ -214,7 +216,7 @@ print(_graph_is_right(Fn(lambda x: x * 2), _rows(2), device, [1, 2]), flush=True
 
 def _probe(device: torch.device) -> str:
     """The first submission, capture and replay where a crash ends another process than this one."""
-    command = [sys.executable, "-X", "faulthandler", "-c", _PROBE, device.type]
+    command = [sys.executable, "-X", "faulthandler", "-c", _PROBE, str(device)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired as error:

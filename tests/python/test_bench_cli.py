@@ -367,6 +367,25 @@ def test_a_named_gpu_does_not_load_the_extension(monkeypatch):
         assert bench.resolve_device(kind).type == kind
 
 
+def test_a_gpu_with_an_index_becomes_the_current_one(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert bench.resolve_device("cuda:1") == torch.device("cuda", 1) and current == [1]
+    with pytest.raises(xg.ConfigError, match="there is no cuda:2: here are cuda:0, cuda:1"):
+        bench.resolve_device("cuda:2")
+    with pytest.raises(xg.ConfigError, match="there is no sycl:1: here are sycl:0"):
+        bench.resolve_device("sycl:1")
+    assert current == [1]
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "auto:0", "xpu:", "xpu:one", "xpu:-1", "xpu:1:1", ":1"])
+def test_what_is_no_device_is_refused(name):
+    with pytest.raises(xg.ConfigError, match="unknown device .*: accepted are auto, xpu, cuda, sycl"):
+        bench.resolve_device(name)
+
+
 def test_version_and_help():
     outcome = CliRunner().invoke(cli.main, ["--version"])
     assert outcome.exit_code == 0 and outcome.stdout.startswith("xpugraph 0.")

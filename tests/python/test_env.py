@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -39,6 +42,18 @@ def test_env_tells_of_a_libsycl_of_another_major(monkeypatch):
     build = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)["sycl_build"]
     assert build["needs"] == "libsycl.so.7" and "built for libsycl.so.7" in build["conflict"]
     assert "built for libsycl.so.7" in build["headers"]
+
+
+def test_env_warns_of_the_libsycl_of_a_toolkit(tmp_path):
+    """A copy of the library in another folder that LD_LIBRARY_PATH names, loaded by name as a torch for XPU does."""
+    own = libsycl.installed()[libsycl.needed()]
+    shutil.copy(own, tmp_path / f"libsycl.so.{libsycl.needed()}")
+    code = f"import ctypes; ctypes.CDLL('libsycl.so.{libsycl.needed()}'); from xpugraph import cli; cli.main(['env'])"
+    given = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{own.parent}"}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+    warning = done.stdout.strip().splitlines()[-1]
+    assert f"another libsycl than this environment's: {tmp_path}" in warning, done.stderr
+    assert "unset LD_LIBRARY_PATH" in warning
 
 
 def test_env_lines_indent_what_is_nested():
@@ -80,10 +95,15 @@ def test_env_tells_what_an_xpu_device_is(monkeypatch):
     assert environment.collect(["devices"])["devices"]["xpu"] == [expected]
 
 
+def test_a_device_is_named_by_its_index(monkeypatch):
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda index=None: f"card {0 if index is None else index}")
+    assert environment.device_name("xpu") == "xpu (card 0)" and environment.device_name("xpu:1") == "xpu:1 (card 1)"
+
+
 def test_env_names_build_and_engine():
     findings = json.loads(CliRunner().invoke(cli.main, ["env", "--json"]).stdout)
     build = findings["sycl_build"]
     assert build["needs"] == f"libsycl.so.{build['headers']['libsycl major']}" and build["conflict"] is None
     cpu = next(found for found in findings["capture_engines"] if found["backend"] == "opencl")
     assert cpu["engine"].startswith("command graph (no native recording: ") and cpu["limited graph"] == "yes"
-    assert findings["known_faults"] == []
+    assert findings["known_faults"] == [] and findings["warnings"] == []

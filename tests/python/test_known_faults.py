@@ -121,7 +121,7 @@ def test_every_heading_of_the_troubleshooting_page_is_a_message_of_this_version(
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     headings = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
     assert len(headings) > 20
-    others = {"crashed (signal SIGSEGV)", "sees no xpu device"}  # put together from parts
+    others = {"crashed (signal SIGSEGV)", "sees no xpu device", "there is no xpu:"}  # put together from parts
     missing = [heading for heading in headings if heading not in text and heading not in others]
     assert not missing, missing
 
@@ -133,6 +133,9 @@ def test_the_page_on_installing_breaks_no_torch_for_xpu():
     commands = "\n".join(re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     assert "setvars" not in commands and "pip install -v --no-build-isolation ." in commands
     assert commands.index("is_available()") < commands.index("get_device_name()")
+    assert "download.pytorch.org/whl/xpu" in commands and steps.index("setvars.sh") < steps.index(
+        "download.pytorch.org"
+    )
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     warning = readme.index("do not install `intel-sycl-rt` yourself")
     assert warning < readme.index("'intel-sycl-rt==2026.1.2'")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import xpugraph
 from xpugraph import _native, devices, libsycl
@@ -62,6 +64,73 @@ def test_a_torch_for_xpu_decides_and_is_never_to_be_broken(world):
     assert "--no-build-isolation" in conflict and "intel-sycl-rt==" not in conflict
     world(9, installed=(8,), xpu="20250302")
     assert "intel-sycl-rt==" not in libsycl.conflict() and "--no-build-isolation" in libsycl.conflict()
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """A libsycl outside this environment that the process has mapped, beside one of the environment."""
+    toolkit, own = tmp_path / "oneapi" / "lib" / "libsycl.so.9", tmp_path / "venv" / "lib" / "libsycl.so.9"
+    for path in (toolkit, own):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    monkeypatch.setattr(libsycl, "installed", lambda: {9: own})
+    monkeypatch.setattr(libsycl, "_mapped", lambda: [toolkit])
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    return toolkit, own
+
+
+@pytest.mark.parametrize(("variable", "fix"), [
+    ("LD_LIBRARY_PATH", "as after setvars.sh of a oneAPI toolkit: unset LD_LIBRARY_PATH"),
+    ("LD_PRELOAD", "unset LD_PRELOAD"),
+    ("PATH", "Build xpugraph again in this environment"),
+])  # fmt: skip
+def test_a_libsycl_outside_of_the_environment_is_a_warning_with_the_fix(variable, fix, elsewhere, monkeypatch):
+    toolkit, own = elsewhere
+    monkeypatch.setenv(variable, f"/nowhere:{toolkit if variable == 'LD_PRELOAD' else toolkit.parent}")
+    (warning,) = libsycl.warnings()
+    assert f"{toolkit}, not {own}. " in warning and fix in warning
+
+
+def test_the_environments_own_libsycl_or_a_torch_without_one_is_none(elsewhere, monkeypatch):
+    toolkit, own = elsewhere
+    monkeypatch.setattr(libsycl, "_mapped", lambda: [own])
+    assert libsycl.warnings() == []
+    monkeypatch.setattr(libsycl, "_mapped", lambda: [toolkit])
+    monkeypatch.setattr(libsycl, "installed", dict)
+    assert libsycl.warnings() == []
+
+
+def test_this_process_uses_the_libsycl_of_this_environment(device):
+    assert libsycl._mapped() and libsycl.warnings() == []
+
+
+@pytest.mark.parametrize("requirement", [
+    "intel-sycl-rt (==2026.0.0)", 'intel_sycl_rt==2026.0.0; platform_system == "Linux"', "intel-sycl-rt==2026.0.0",
+])  # fmt: skip
+def test_another_intel_sycl_rt_than_torch_requires_is_a_warning(requirement, elsewhere, monkeypatch):
+    monkeypatch.setattr(libsycl, "_mapped", list)
+    monkeypatch.setattr(libsycl.importlib.metadata, "requires", lambda name: {"torch": ["filelock", requirement]}[name])
+    _packages(monkeypatch, intel_sycl_rt="2026.0.0")
+    assert libsycl.required() == "2026.0.0" and libsycl.warnings() == []
+    for other in ("2026.1.2", None):
+        _packages(monkeypatch, **({"intel_sycl_rt": other} if other else {}))
+        (warning,) = libsycl.warnings()
+        assert "torch requires intel-sycl-rt 2026.0.0" in warning and f"{other or 'none'} is installed" in warning
+        assert "pip install 'intel-sycl-rt==2026.0.0', then build xpugraph again" in warning
+        monkeypatch.setattr(torch.version, "xpu", "20260000", raising=False)
+        assert "'intel-opencl-rt==2026.0.0'" in libsycl.install() and "2026.1" not in libsycl.install()
+
+
+def test_the_extra_accepts_what_any_torch_for_xpu_pins():
+    """pip would else exchange the torch that pins another version."""
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    (extra,) = re.findall(r"^sycl = \[(.*)\]$", project, re.MULTILINE)
+    requirements = [Requirement(text) for text in re.findall(r'"([^"]+)"', extra)]
+    assert {requirement.name for requirement in requirements} == set(libsycl._PACKAGES)
+    for requirement in requirements:
+        pins = ("2025.3.2", "2026.0.0", "2026.1.0", "2026.1.2")
+        assert all(requirement.specifier.contains(pin) for pin in pins), requirement
+        assert not requirement.specifier.contains("2026.2.0"), "it has no OpenCL adapter"
 
 
 def _packages(monkeypatch, **versions):

@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from xpugraph import cli, cli_selftest, environment, selftest, selftest_checks
 from xpugraph.errors import BuildError, MissingRuntimeError
-from xpugraph.selftest import Skipped, run_check, scrub
+from xpugraph.selftest import PROBE, Skipped, run_check, scrub
 
 
 def _run(*options: str):
@@ -270,17 +271,44 @@ def test_failures_give_exit_code_1_and_say_what_to_report(tmp_path, monkeypatch)
     path = tmp_path / "report.json"
     outcome = _run("--quick", "--json", str(path))
     assert outcome.exit_code == 1
-    assert "FAIL: 1 of 3 checks" in outcome.stdout and "Please report this: report.json" in outcome.stdout
+    assert "FAIL: 1 of 3 checks" in outcome.stdout and "attach report.json" in outcome.stdout
+    assert "in the issue tracker of the place you got xpugraph from" in outcome.stdout
     assert "known: the device was reset" in outcome.stdout
     report = json.loads(path.read_text())
     assert report["result"] == "fail" and [check["status"] for check in report["checks"]] == ["pass", "fail", "skip"]
     assert "secret" not in path.read_text() and "driver.so" in report["checks"][1]["detail"]
 
 
-@pytest.mark.parametrize("options", [["--models", "nosuch"], ["--device", "nosuch"], ["--json", "/"]])
+@pytest.mark.parametrize(
+    "options", [["--models", "nosuch"], ["--device", "nosuch"], ["--device", "xpu:one"], ["--json", "/"]]
+)
 def test_bad_options_are_refused_before_anything_runs(options, monkeypatch):
     monkeypatch.setattr(selftest, "run_selftest", lambda *_: pytest.fail("ran"))
     assert _run(*options).exit_code == 2
+
+
+def test_the_libsycl_of_a_toolkit_fails_the_check_of_the_build(device, monkeypatch):
+    monkeypatch.setattr(selftest_checks.libsycl, "warnings", lambda: ["another libsycl: unset LD_LIBRARY_PATH"])
+    check = run_check("build", lambda: selftest_checks._build(device))
+    assert check.status == "fail" and "unset LD_LIBRARY_PATH" in check.detail and check.stops is None
+
+
+def test_the_second_gpu_is_tested_where_it_is_named(monkeypatch, tmp_path):
+    tested = []
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.xpu, "set_device", lambda index: tested.append(("current", index)))
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda index=None: f"card {index}")
+    run = SimpleNamespace(returncode=0, stdout="1 nodes")
+    monkeypatch.setattr(selftest_checks.subprocess, "run", lambda command, **_: tested.append(command[-1]) or run)
+    checks = selftest_checks.checks
+    monkeypatch.setattr(selftest_checks, "checks", lambda c: [check for check in checks(c) if check[0] == PROBE])
+    path = tmp_path / "report.json"
+    options = ["selftest", "--quick", "--json", str(path), "--device"]
+    assert CliRunner().invoke(cli.main, [*options, "xpu:1"]).exit_code == 0
+    assert tested == [("current", 1), "xpu:1"] and json.loads(path.read_text())["device"] == "xpu:1 (card 1)"
+    outcome = CliRunner().invoke(cli.main, [*options, "xpu:2"])
+    assert outcome.exit_code == 2 and "there is no xpu:2: here are xpu:0, xpu:1" in " ".join(outcome.stderr.split())
 
 
 def test_scrub_leaves_no_folders_and_no_names(monkeypatch):
