@@ -85,7 +85,8 @@ void bind_sycl(py::module_& module) {
   sycl.def("describe", &sycl_cpu::describe);
   sycl.def("build", &sycl_engine::build, "The SYCL that this extension was compiled against.");
   sycl.def("devices", &sycl_engine::devices, "All devices that SYCL sees, with the engine that records on each.");
-  sycl.def("recorded", &recorded, "Graphs begun in this process by engine, and why native recording was refused last.");
+  sycl.def("recorded", &recorded,
+           "Graphs recorded in this process by engine, and why native recording refused or failed last.");
   sycl.def("enable", &sycl_device::enable, py::arg("worker_threads") = 0);
   sycl.def("drain", &sycl_cpu::drain, ReleaseGil());
   sycl.def("set_gather", &sycl_device::set_gather);
