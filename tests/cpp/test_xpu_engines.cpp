@@ -160,7 +160,7 @@ TEST_F(XpuEngines, AForwardThatFailsOnlyUnderNativeRecordingTurnsItOff) {
   EXPECT_THAT(sycl_engine::recorded().refusal, HasSubstr("forward failed"));
 }
 
-TEST_F(XpuEngines, AFailureIsRepeatedByItsOwnThreadAndAtOnceOrNotAtAll) {
+TEST_F(XpuEngines, OnlyItsOwnThreadRepeatsAFailureAndOnlyAtOnce) {
   abort();
   std::thread([&] { EXPECT_FALSE(runtime->repeat_capture()); }).join();
   EXPECT_EQ(record(8)->nodes(), 1u) << "nobody asked";
