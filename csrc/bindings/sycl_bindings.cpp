@@ -3,6 +3,9 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <memory>
+#include <optional>
+
 #include "core/error.h"
 #include "runtime/sycl_cpu_hooks.h"
 #include "runtime/sycl_engine.h"
@@ -63,6 +66,15 @@ py::dict recorded() {
   return result;
 }
 
+/// A graph waits for its replays before it goes, and they may be running an operator written in Python.
+struct WithoutGil {
+  void operator()(Executable* graph) const {
+    std::optional<py::gil_scoped_release> release;
+    if (PyGILState_Check() != 0) release.emplace();
+    delete graph;
+  }
+};
+
 /// Arguments are tensors and whole numbers; the call returns before the kernel runs.
 void launch(const sycl_device::Kernel& kernel, const py::args& args) {
   sycl_device::Kernel::Launch launch(kernel);
@@ -85,7 +97,8 @@ void bind_sycl(py::module_& module) {
   sycl.def("describe", &sycl_cpu::describe);
   sycl.def("build", &sycl_engine::build, "The SYCL that this extension was compiled against.");
   sycl.def("devices", &sycl_engine::devices, "All devices that SYCL sees, with the engine that records on each.");
-  sycl.def("recorded", &recorded, "Graphs begun in this process by engine, and why native recording was refused last.");
+  sycl.def("recorded", &recorded,
+           "Graphs recorded in this process by engine, and why native recording refused or failed last.");
   sycl.def("enable", &sycl_device::enable, py::arg("worker_threads") = 0);
   sycl.def("drain", &sycl_cpu::drain, ReleaseGil());
   sycl.def("set_gather", &sycl_device::set_gather);
@@ -98,7 +111,8 @@ void bind_sycl(py::module_& module) {
   sycl.def("empty_cache", &sycl_device::empty_cache, ReleaseGil());
   sycl.def("set_memory_limit", &sycl_device::set_memory_limit);
 
-  py::class_<Executable>(sycl, "Graph", "A recorded graph. Keep the tensors it reads and its pool until it is gone.")
+  py::class_<Executable, std::unique_ptr<Executable, WithoutGil>>(
+      sycl, "Graph", "A recorded graph. Keep the tensors it reads and its pool until it is gone.")
       .def_property_readonly("nodes", &Executable::nodes)
       .def(
           "replay",
@@ -113,7 +127,9 @@ void bind_sycl(py::module_& module) {
   sycl.def("release_pool", [](PoolId pool) { runtime().release_pool(pool); }, ReleaseGil());
   sycl.def("pool_stats", &pool_stats);
   sycl.def("begin_capture", [](PoolId pool) { runtime().begin_capture(0, pool); }, ReleaseGil());
-  sycl.def("end_capture", [] { return runtime().end_capture(); }, ReleaseGil());
+  sycl.def(
+      "end_capture", [] { return std::unique_ptr<Executable, WithoutGil>(runtime().end_capture().release()); },
+      ReleaseGil());
   sycl.def("abort_capture", [] { runtime().abort_capture(); }, ReleaseGil());
   sycl.def(
       "synchronize", [](std::optional<int> stream) { runtime().synchronize(stream_or_current(stream)); },

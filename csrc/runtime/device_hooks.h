@@ -17,11 +17,15 @@ class DeviceHooks {
   virtual Stream current_stream(int device) = 0;
   /// Makes `stream` the calling thread's current stream.
   virtual void set_current_stream(Stream stream) = 0;
-  /// The one stream of `device` on which everything is captured; the same one at every call.
+  /// The one stream of `device` on which everything is captured; the same one at every call, until it is renewed.
   virtual Stream capture_stream(int device) = 0;
+  /// The driver left the capture stream recording, so that it is of no use: from now on it is another one. Blocks that a
+  /// pool has for the old one are not reused on the new. Called between captures.
+  virtual void renew_capture_stream(int device) noexcept { (void)device; }
   /// Blocks until `stream` is idle and throws DeviceError for work that failed on it.
   virtual void synchronize(Stream stream) = 0;
-  /// Blocks until `stream` is idle and leaves errors pending.
+  /// Blocks until `stream` is idle and leaves errors of its work pending for synchronize. A stream that records has nothing
+  /// to wait for: returns at once. A wait that fails by itself is logged, never thrown.
   virtual void wait_idle(Stream stream) noexcept = 0;
 
   /// Called before work is submitted to `stream` other than by the device itself.

@@ -44,8 +44,8 @@ struct PoolStats {
   std::size_t peak_used = 0;
 };
 
-/// A recorded, finalised graph. Nobody destroys one while a replay is in flight; the pool it was recorded into must
-/// outlive it.
+/// A recorded, finalised graph. Nobody destroys one while a replay is in flight (SYCL's waits for it); the pool it was
+/// recorded into must outlive it.
 class Executable {
  public:
   virtual ~Executable() = default;
@@ -91,6 +91,9 @@ class GraphRuntime {
   virtual std::unique_ptr<Executable> end_capture() = 0;
   /// Drops the recording in progress and restores as end_capture does. Without a capture in progress: does nothing.
   virtual void abort_capture() noexcept = 0;
+  /// To be asked after a capture that failed or was aborted: true when the device has another way to record and the
+  /// calling thread's next capture will take it. That one should do the same work; it is never repeated again.
+  virtual bool repeat_capture() noexcept { return false; }
   /// Submits the graph to `stream`. The caller orders replays that share memory.
   virtual void replay(Executable& executable, Stream stream) = 0;
   /// The same between two groups of transfers. A device that can do all three in one submission does.

@@ -70,14 +70,9 @@ Recorded recorded() {
   return notes().recorded;
 }
 
-void note_native() {
+void note_recorded(bool native) {
   std::lock_guard<std::mutex> lock(notes().mutex);
-  ++notes().recorded.native;
-}
-
-void note_command_graph() {
-  std::lock_guard<std::mutex> lock(notes().mutex);
-  ++notes().recorded.command_graph;
+  ++(native ? notes().recorded.native : notes().recorded.command_graph);
 }
 
 void note_refusal(const std::string& why) {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "runtime/sycl_runtime.h"
 
-#include <cstring>
+#include <atomic>
 #include <deque>
-#include <limits>
 #include <mutex>
-#include <optional>
 #include <sycl/sycl.hpp>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "runtime/sycl_call_blocks.h"
 #include "runtime/sycl_engine.h"
 
 namespace xpugraph {
@@ -28,73 +27,30 @@ bool is_recording(const sycl::queue& queue) { return queue.ext_oneapi_get_state(
 /// Most replays of one graph in flight on a CPU device. Its runtime slows down with everything that is in flight: 50
 /// replays of a graph of 48 host_tasks, at each of which a graph is cut, take 13 ms each against 0.3 ms one at a time,
 /// and thousands of replays of one node take milliseconds each.
-std::size_t replays_in_flight(bool cpu, std::size_t nodes) {
-  if (!cpu) return std::numeric_limits<std::size_t>::max();
-  return nodes == 1 ? 16 : 1;
-}
-
-void carry_out(const std::vector<Transfer>& transfers) {
-  for (const Transfer& piece : transfers) {
-    if (piece.src == nullptr)
-      std::memset(piece.dst, 0, piece.bytes);
-    else
-      std::memcpy(piece.dst, piece.src, piece.bytes);
-  }
-}
-
-/// Transfers that a graph of one host_task carries out itself, before and after its work: what nodes with updated
-/// pointers are on a GPU. One entry a replay, taken in the order of submission, which is the order in which replays of
-/// one graph run. Any thread puts, the worker takes.
-class CallBlocks {
- public:
-  void put(Transfers before, Transfers after) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    blocks_.push_back({{before.data, before.data + before.count}, {after.data, after.data + after.count}});
-  }
-  /// Takes back the newest entry, when its replay could not be submitted.
-  void unput() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    blocks_.pop_back();
-  }
-  void before() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      current_ = std::move(blocks_.front());
-      blocks_.pop_front();
-    }
-    carry_out(current_.before);
-  }
-  void after() { carry_out(current_.after); }
-
- private:
-  struct Block {
-    std::vector<Transfer> before, after;
-  };
-  std::mutex mutex_;
-  std::deque<Block> blocks_;
-  Block current_;  // of the worker
-};
+std::size_t replays_in_flight(std::size_t nodes) { return nodes == 1 ? 16 : 1; }
 
 class SyclExecutable final : public Executable {
  public:
   /// `blocks` when the graph takes its transfers from there, else null.
   SyclExecutable(ExecutableGraph graph, std::size_t nodes, bool cpu, std::shared_ptr<CallBlocks> blocks)
-      : graph_(std::move(graph)),
-        nodes_(nodes),
-        most_in_flight_(replays_in_flight(cpu, nodes)),
-        blocks_(std::move(blocks)) {}
+      : graph_(std::move(graph)), nodes_(nodes), cpu_(cpu), blocks_(std::move(blocks)) {}
+
+  /// Waits for its own replays: where the driver recorded, nobody else keeps the graph while the device runs it.
+  ~SyclExecutable() override {
+    try {
+      for (sycl::event& replay : in_flight_) replay.wait();
+    } catch (const sycl::exception&) {
+      // The device failed. Whoever synchronises for results is told.
+    }
+  }
 
   std::size_t nodes() const override { return nodes_; }
   bool takes_transfers() const { return blocks_ != nullptr; }
 
   void submit(sycl::queue& queue, Transfers before = {}, Transfers after = {}) {
-    if (most_in_flight_ == std::numeric_limits<std::size_t>::max()) {
-      queue.ext_oneapi_graph(graph_);
-      return;
-    }
     std::lock_guard<std::mutex> lock(mutex_);
-    if (in_flight_.size() >= most_in_flight_) {
-      in_flight_.front().wait();
+    if (in_flight_.size() >= (cpu_ ? replays_in_flight(nodes_) : 1)) {
+      if (cpu_) in_flight_.front().wait();  // on a GPU replays of one graph run one after another: the last is enough
       in_flight_.pop_front();
     }
     in_flight_.emplace_back();
@@ -116,7 +72,7 @@ class SyclExecutable final : public Executable {
  private:
   const ExecutableGraph graph_;
   const std::size_t nodes_;
-  const std::size_t most_in_flight_;
+  const bool cpu_;
   const std::shared_ptr<CallBlocks> blocks_;
   std::mutex mutex_;
   std::deque<sycl::event> in_flight_;
@@ -135,11 +91,21 @@ class StreamScope {
     } catch (...) {
       // Setting a thread-local back to a stream it held before; there is nothing better to do than to go on restoring.
     }
+    if (still_recording()) hooks_.renew_capture_stream(stream.device);
   }
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;
 
  private:
+  /// The recording is over by now, unless the driver failed to end it. A queue that cannot tell is no good either.
+  bool still_recording() const noexcept {
+    try {
+      return is_recording(queue_of(stream));
+    } catch (const sycl::exception&) {
+      return true;
+    }
+  }
+
   DeviceHooks& hooks_;
   const Stream previous_;
 
@@ -164,19 +130,19 @@ class PoolScope {
 
 /// A graph that a queue is being recorded into, and by which engine.
 struct Recording {
-  /// Begins with the driver's own recording where there is one, otherwise (and where it refuses) with SYCL's.
-  static Recording begin(sycl::queue& queue) {
+  /// Begins with the driver's own recording where there is one and `native` allows it, otherwise (and where it refuses)
+  /// with SYCL's.
+  static Recording begin(sycl::queue& queue, bool native) {
     std::string refusal;
 #if SYCL_EXT_ONEAPI_GRAPH >= 2
     // The OpenCL CPU device has none, and asking it at every capture costs an exception.
-    if (queue.get_backend() != sycl::backend::opencl && sycl_engine::native_wanted()) {
+    if (native && queue.get_backend() != sycl::backend::opencl && sycl_engine::native_wanted()) {
       try {
-        Recording native{ModifiableGraph(queue.get_context(), queue.get_device(),
-                                         {syclex::property::graph::enable_native_recording{}}),
-                         true};
-        native.graph.begin_recording(queue);
-        sycl_engine::note_native();
-        return native;
+        Recording recording{ModifiableGraph(queue.get_context(), queue.get_device(),
+                                            {syclex::property::graph::enable_native_recording{}}),
+                            true};
+        recording.graph.begin_recording(queue);
+        return recording;
       } catch (const sycl::exception& error) {
         refusal = error.what();
         sycl_engine::note_refusal(refusal);
@@ -186,7 +152,6 @@ struct Recording {
     try {
       Recording recording{ModifiableGraph(queue.get_context(), queue.get_device()), false};
       recording.graph.begin_recording(queue);
-      sycl_engine::note_command_graph();
       return recording;
     } catch (const sycl::exception& error) {
       if (refusal.empty()) throw;
@@ -195,7 +160,7 @@ struct Recording {
     }
   }
 
-  /// Native recording does not tell its nodes, but whether there are any: 1 stands for some.
+  /// Of a native recording, whose get_nodes() throws, 1 stands for some; the driver is only asked once it has ended.
   std::size_t nodes() const {
 #if SYCL_EXT_ONEAPI_GRAPH >= 2
     if (native) return graph.empty() ? 0 : 1;
@@ -210,37 +175,41 @@ struct Recording {
 /// Records the stream's work into a graph until finish() or destruction, which drops it.
 class GraphScope {
  public:
-  GraphScope(DeviceHooks& hooks, Stream stream)
-      : hooks_(hooks), stream_(stream), recording_(Recording::begin(queue_of(stream))) {}
+  GraphScope(DeviceHooks& hooks, Stream stream, bool native)
+      : hooks_(hooks), stream_(stream), recording_(Recording::begin(queue_of(stream), native)) {}
   ~GraphScope() {
     hooks_.discard_capture(stream_);
     try {
       if (is_recording(queue_of(stream_))) recording_.graph.end_recording();
     } catch (const sycl::exception&) {
-      // Destroying the modifiable graph, which happens next, returns the queue to executing as well.
+      // Destroying the modifiable graph, which happens next, returns the queue to executing as well; where the driver
+      // records it may not, and StreamScope looks.
     }
   }
   GraphScope(const GraphScope&) = delete;
   GraphScope& operator=(const GraphScope&) = delete;
 
-  Recording& finish() {
-    if (recording_.nodes() == 0) {
-      auto blocks = std::make_shared<CallBlocks>();
-      if (hooks_.enclose_capture(stream_, [blocks] { blocks->before(); }, [blocks] { blocks->after(); }))
-        blocks_ = std::move(blocks);
+  bool native() const { return recording_.native; }
+
+  /// Ends the recording; what was recorded, as a graph that can be replayed.
+  std::unique_ptr<Executable> finish() {
+    std::shared_ptr<CallBlocks> blocks;
+    if (!recording_.native && recording_.nodes() == 0) {
+      auto made = std::make_shared<CallBlocks>();
+      if (hooks_.enclose_capture(stream_, [made] { made->before(); }, [made] { made->after(); })) blocks = made;
     }
     hooks_.flush_capture(stream_);
     recording_.graph.end_recording();  // of this queue, and of those that the forward drew into the recording
-    return recording_;
+    const std::size_t nodes = recording_.nodes();
+    if (nodes == 0) throw CaptureError("nothing was recorded: no work was submitted to the capture stream");
+    const bool cpu = queue_of(stream_).get_device().is_cpu();
+    return std::make_unique<SyclExecutable>(recording_.graph.finalize(), nodes, cpu, std::move(blocks));
   }
-  /// After finish(): where the graph takes its transfers from, or null.
-  std::shared_ptr<CallBlocks> blocks() const { return blocks_; }
 
  private:
   DeviceHooks& hooks_;
   const Stream stream_;
   Recording recording_;
-  std::shared_ptr<CallBlocks> blocks_;
 };
 
 /// There is one capture stream per device, so captures exclude each other from begin to end. One lock for all devices:
@@ -252,9 +221,18 @@ std::mutex& capture_mutex() {
 
 /// A capture in progress. The members are undone in reverse order, whatever fails and wherever it fails.
 struct Capture {
-  Capture(DeviceHooks& hooks, int device, PoolId pool)
-      : lock(capture_mutex()), stream(hooks, device), pool(hooks, stream.stream, pool), graph(hooks, stream.stream) {}
+  /// `failure`: why the capture that this one repeats failed under native recording; empty when it repeats none.
+  Capture(DeviceHooks& hooks, int device, PoolId pool, bool native, std::string failure)
+      : failure(std::move(failure)),
+        lock(capture_mutex()),
+        stream(hooks, device),
+        pool(hooks, stream.stream, pool),
+        graph(hooks, stream.stream, native && this->failure.empty()) {}
 
+  /// What to add to an error of a capture that is the second attempt.
+  std::string first_attempt() const { return failure.empty() ? "" : " (and native recording: " + failure + ")"; }
+
+  const std::string failure;
   std::unique_lock<std::mutex> lock;
   StreamScope stream;
   PoolScope pool;
@@ -263,6 +241,11 @@ struct Capture {
 
 /// One capture per thread, whichever runtime began it. A thread that exits while it captures drops the capture.
 thread_local std::unique_ptr<Capture> current_capture;
+
+/// Why the last capture of this thread failed under native recording, until the next one begins.
+thread_local std::string native_failure;
+/// That next one repeats it, by command graph.
+thread_local bool repeats = false;
 
 class SyclRuntime final : public GraphRuntime {
  public:
@@ -314,10 +297,13 @@ class SyclRuntime final : public GraphRuntime {
 
   Stream begin_capture(int device, PoolId pool) override {
     if (current_capture) throw CaptureError("this thread is capturing already; captures do not nest");
+    const std::string failure = std::exchange(native_failure, {});
+    const bool repeat = std::exchange(repeats, false);
     try {
-      current_capture = std::make_unique<Capture>(*hooks_, device, pool);
+      current_capture = std::make_unique<Capture>(*hooks_, device, pool, native_, repeat ? failure : "");
     } catch (const sycl::exception& error) {
-      throw CaptureError(std::string("the device cannot record a graph: ") + error.what());
+      throw CaptureError(std::string("the device cannot record a graph: ") + error.what() +
+                         (repeat ? " (and native recording: " + failure + ")" : ""));
     }
     return current_capture->stream.stream;
   }
@@ -325,18 +311,32 @@ class SyclRuntime final : public GraphRuntime {
   std::unique_ptr<Executable> end_capture() override {
     if (!current_capture) throw CaptureError("this thread is not capturing");
     const std::unique_ptr<Capture> capture = std::move(current_capture);  // restores at the end of this scope
+    const bool native = capture->graph.native();
     try {
-      Recording& recording = capture->graph.finish();
-      const std::size_t nodes = recording.nodes();
-      if (nodes == 0) throw CaptureError("nothing was recorded: no work was submitted to the capture stream");
-      const bool cpu = queue_of(capture->stream.stream).get_device().is_cpu();
-      return std::make_unique<SyclExecutable>(recording.graph.finalize(), nodes, cpu, capture->graph.blocks());
+      std::unique_ptr<Executable> graph = capture->graph.finish();
+      sycl_engine::note_recorded(native);
+      if (!capture->failure.empty()) turn_native_off(capture->failure);  // it was to blame: this engine can
+      return graph;
     } catch (const sycl::exception& error) {
-      throw CaptureError(std::string("the recorded graph could not be finished: ") + error.what());
+      std::string text = std::string("the recorded graph could not be finished: ") + error.what();
+      if (native) {
+        native_failure = error.what();
+        turn_native_off(native_failure);
+        text += " (native recording is off from now on, command graphs record what is recorded next)";
+      }
+      throw CaptureError(text + capture->first_attempt());
+    } catch (const std::exception& error) {
+      if (native) native_failure = error.what();
+      throw;
     }
   }
 
-  void abort_capture() noexcept override { current_capture.reset(); }
+  void abort_capture() noexcept override {
+    if (current_capture && current_capture->graph.native()) native_failure = "the forward failed there";
+    current_capture.reset();
+  }
+
+  bool repeat_capture() noexcept override { return repeats = !native_failure.empty(); }
 
   void replay(Executable& executable, Stream stream) override {
     hooks_->begin_work(stream);
@@ -360,7 +360,13 @@ class SyclRuntime final : public GraphRuntime {
     queue.submit([&](sycl::handler& handler) { handler.host_task([shared] { carry_out(*shared); }); });
   }
 
+  void turn_native_off(const std::string& why) {
+    native_ = false;
+    sycl_engine::note_refusal(why);
+  }
+
   std::shared_ptr<DeviceHooks> hooks_;
+  std::atomic<bool> native_{true};  // until a capture failed under native recording
 };
 
 }  // namespace

@@ -11,10 +11,12 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 
@@ -34,6 +36,10 @@ c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(dev
 
 sycl::queue& queue_of(Stream stream) { return *static_cast<sycl::queue*>(stream.handle); }
 
+bool is_recording(Stream stream) {
+  return queue_of(stream).ext_oneapi_get_state() == sycl::ext::oneapi::experimental::queue_state::recording;
+}
+
 /// From 2.14 on, routing alone no longer tells torch's allocator that a capture is under way: without the mark it would
 /// query events and give cached memory back meanwhile.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
@@ -44,7 +50,7 @@ void mark_capture_begin(int) {}
 void mark_capture_end(int) {}
 #endif
 
-/// Runs a step of a clean-up. The next ones must run whatever becomes of it.
+/// Runs a step of what must not throw, a clean-up mostly; the next ones must run whatever becomes of it.
 template <typename Step>
 void always(const char* what, Step step) noexcept {
   try {
@@ -67,23 +73,79 @@ auto as_capture_error(const char* what, Step step) {
   }
 }
 
+/// Makes a device torch's current one for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) : previous_(c10::xpu::exchange_device(index_of(device))) {}
+  ~DeviceScope() {
+    always("going back to the current device", [this] { c10::xpu::set_device(previous_); });
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  const c10::DeviceIndex previous_;
+};
+
+/// This thread's allocations, for torch's allocator to ask about. Of all routes that are open it takes the first that
+/// says yes, so whether it asks ours at all is found out by an allocation that ours refuses to let happen.
+struct Route {
+  struct Asked {};
+  static thread_local bool probing;
+
+  std::thread::id thread = std::this_thread::get_id();
+  template <typename Queue>
+  bool operator()(const Queue&) const {
+    if (std::this_thread::get_id() != thread) return false;
+    if (probing) throw Asked{};
+    return true;
+  }
+
+  static bool is_asked(int device) {
+    const DeviceScope scope(device);
+    void* elsewhere = nullptr;
+    probing = true;
+    try {
+      elsewhere = allocator::raw_alloc(1);
+    } catch (const Asked&) {
+      probing = false;
+      return true;
+    } catch (...) {
+      probing = false;
+      throw;
+    }
+    probing = false;
+    allocator::raw_delete(elsewhere);
+    return false;
+  }
+};
+thread_local bool Route::probing = false;
+
 class XpuHooks final : public DeviceHooks {
  public:
   // ---- streams ----------------------------------------------------------------------------------------------------
   Stream current_stream(int device) override {
     try {
-      const c10::xpu::XPUStream stream = c10::xpu::getCurrentXPUStream(index_of(device));
-      sycl::queue* queue = &stream.queue();
-      remember(queue, stream.id());
-      return {device, queue};
+      return {device, &c10::xpu::getCurrentXPUStream(index_of(device)).queue()};
     } catch (const c10::Error& error) {
       throw DeviceError(std::string("torch.xpu has no current stream: ") + error.what_without_backtrace());
     }
   }
 
+  /// One queue may be the stream of several ids (torch's own and an external one), so the one that a thread had is kept
+  /// while another is current, and comes back as it was.
   void set_current_stream(Stream stream) override {
-    as_capture_error("torch.xpu does not take the stream",
-                     [&] { c10::xpu::setCurrentXPUStream(torch_stream(stream)); });
+    thread_local std::optional<c10::xpu::XPUStream> replaced;
+    as_capture_error("torch.xpu does not take the stream", [&] {
+      const c10::xpu::XPUStream now = c10::xpu::getCurrentXPUStream(index_of(stream.device));
+      if (replaced && replaced->device_index() == stream.device && &replaced->queue() == stream.handle) {
+        c10::xpu::setCurrentXPUStream(*replaced);
+        replaced.reset();
+      } else {
+        c10::xpu::setCurrentXPUStream(external_stream(stream));
+        replaced = now;
+      }
+    });
   }
 
   Stream capture_stream(int device) override {
@@ -101,24 +163,29 @@ class XpuHooks final : public DeviceHooks {
     return {device, queue.get()};
   }
 
+  /// The old queue is kept: torch's allocator knows blocks by the queue's address, which must not become another's.
+  void renew_capture_stream(int device) noexcept override {
+    always("renewing the capture stream", [&] {
+      std::lock_guard<std::mutex> lock(mutex_);
+      retired_queues_.push_back(std::move(capture_queues_[device]));
+    });
+  }
+
   void synchronize(Stream stream) override {
     try {
-      torch_stream(stream).synchronize();
+      external_stream(stream).synchronize();
     } catch (const sycl::exception& error) {
-      const bool recording =
-          queue_of(stream).ext_oneapi_get_state() == sycl::ext::oneapi::experimental::queue_state::recording;
-      if (recording)
+      if (is_recording(stream))
         throw CaptureError(std::string("a stream that records a graph cannot be waited for: ") + error.what());
       throw DeviceError(error.what());
     }
   }
 
+  /// wait() leaves what failed asynchronously to the next wait_and_throw, which is synchronize's.
   void wait_idle(Stream stream) noexcept override {
-    try {
-      queue_of(stream).wait();
-    } catch (...) {
-      // A recording queue has nothing to wait for. Other errors come up again where results are waited for.
-    }
+    always("waiting for a stream", [&] {
+      if (!is_recording(stream)) queue_of(stream).wait();
+    });
   }
 
   // ---- pools ------------------------------------------------------------------------------------------------------
@@ -164,7 +231,7 @@ class XpuHooks final : public DeviceHooks {
     if (device != stream.device)
       throw ConfigError("pool: it is of device " + std::to_string(device) + ", the stream of device " +
                         std::to_string(stream.device));
-    const auto mine = [thread = std::this_thread::get_id()](auto&&) { return std::this_thread::get_id() == thread; };
+    const Route mine;
     as_capture_error("torch's allocator refuses to allocate to the pool", [&] {
       const int uses = allocator::getPoolUseCount(index_of(device), mempool(pool));
       try {
@@ -175,18 +242,20 @@ class XpuHooks final : public DeviceHooks {
         throw;
       }
       try {
+        if (!Route::is_asked(device))
+          throw CaptureError(
+              "what this thread allocates goes to another memory pool or allocator, and not to the graphs' pool: build "
+              "outside of torch.xpu.use_mem_pool");
         at::getHostAllocator(at::kXPU)->begin_allocate_to_pool(mempool(pool), mine);
       } catch (...) {
-        always("ending a pool's scope", [&] { allocator::endAllocateToPool(index_of(device), mempool(pool)); });
-        release_use(device, pool);
+        end_device_scope(device, pool);
         throw;
       }
       try {
         mark_capture_begin(device);
       } catch (...) {
         end_host_scope(pool);
-        always("ending a pool's scope", [&] { allocator::endAllocateToPool(index_of(device), mempool(pool)); });
-        release_use(device, pool);
+        end_device_scope(device, pool);
         throw;
       }
     });
@@ -195,8 +264,7 @@ class XpuHooks final : public DeviceHooks {
   void end_allocate_to_pool(Stream stream, PoolId pool) noexcept override {
     const int device = stream.device;
     always("ending a capture's mark", [&] { mark_capture_end(device); });
-    always("ending a pool's scope", [&] { allocator::endAllocateToPool(index_of(device), mempool(pool)); });
-    release_use(device, pool);
+    end_device_scope(device, pool);
     end_host_scope(pool);
   }
 
@@ -217,6 +285,11 @@ class XpuHooks final : public DeviceHooks {
     always("giving a pool's use back", [&] { allocator::releasePool(index_of(device), mempool(pool)); });
   }
 
+  static void end_device_scope(int device, PoolId pool) noexcept {
+    always("ending a pool's scope", [&] { allocator::endAllocateToPool(index_of(device), mempool(pool)); });
+    release_use(device, pool);
+  }
+
   /// Pinned memory has pools of the same rule, but the first begin makes them: its use is the one that release_pool
   /// gives back.
   void end_host_scope(PoolId pool) noexcept {
@@ -233,43 +306,16 @@ class XpuHooks final : public DeviceHooks {
     });
   }
 
-  /// One queue may be the stream of several ids (torch's own and an external one), and the one that a thread had must
-  /// come back.
-  static void remember(sycl::queue* queue, c10::StreamId id) {
-    thread_local std::pair<sycl::queue*, c10::StreamId> last{nullptr, 0};
-    if (last == std::make_pair(queue, id)) return;
-    StreamIds& ids = stream_ids();
-    std::lock_guard<std::mutex> lock(ids.mutex);
-    ids.of_queue[queue] = id;
-    last = {queue, id};
-  }
-
-  struct StreamIds {
-    std::mutex mutex;
-    std::unordered_map<sycl::queue*, c10::StreamId> of_queue;
-  };
-  static StreamIds& stream_ids() {
-    static StreamIds& ids = *new StreamIds();
-    return ids;
-  }
-
-  static c10::xpu::XPUStream torch_stream(Stream stream) {
-    auto* const queue = static_cast<sycl::queue*>(stream.handle);
-    {
-      StreamIds& ids = stream_ids();
-      std::lock_guard<std::mutex> lock(ids.mutex);
-      if (const auto found = ids.of_queue.find(queue); found != ids.of_queue.end()) {
-        const c10::Device device(c10::DeviceType::XPU, index_of(stream.device));
-        return c10::xpu::XPUStream(c10::Stream(c10::Stream::UNSAFE, device, found->second));
-      }
-    }
-    return as_capture_error("torch.xpu does not take the queue",
-                            [&] { return c10::xpu::getStreamFromExternal(queue, index_of(stream.device)); });
+  static c10::xpu::XPUStream external_stream(Stream stream) {
+    return as_capture_error("torch.xpu does not take the queue", [&] {
+      return c10::xpu::getStreamFromExternal(&queue_of(stream), index_of(stream.device));
+    });
   }
 
   std::mutex mutex_;  // guards the rest
   std::unordered_map<PoolId, Pool> pools_;
   std::unordered_map<int, std::unique_ptr<sycl::queue>> capture_queues_;
+  std::vector<std::unique_ptr<sycl::queue>> retired_queues_;
 };
 
 }  // namespace

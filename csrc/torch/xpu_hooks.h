@@ -3,9 +3,11 @@
 /// of xpugraph that speaks to c10::xpu; what it calls is in the headers of torch 2.11 to 2.14. It waits for streams, never
 /// for a device, and never empties torch's cache.
 ///
-/// Owns one in-order queue per device, the capture stream, which torch's pool of streams cannot hand to anybody else, and
-/// one use of each pool that it created. Both stay alive until the process ends or release_pool.
-/// Throws: ConfigError for an unknown pool, CaptureError and DeviceError with torch's or SYCL's own words.
+/// Owns one in-order queue per device, the capture stream, which torch's pool of streams cannot hand to anybody else (those
+/// that were renewed stay beside it), and one use of each pool that it created. Both stay alive until the process ends or
+/// release_pool.
+/// Throws: ConfigError for an unknown pool, CaptureError where another pool already takes the thread's allocations (torch
+/// asks the oldest route first), CaptureError and DeviceError with torch's or SYCL's own words.
 /// Threads: any; the current stream and the routing of allocations are per thread, as device_hooks.h says.
 ///
 /// torch counts the uses of a pool: the first begin or an explicit creation makes it with one, every begin adds one, and

@@ -63,6 +63,11 @@ FAULTS = (
         "intel/torch-xpu-ops#5069, ggml-org/llama.cpp#28725",
     ),
     Fault(
+        r"native recording mode|enable_native_recording|native UR (executable )?graph",
+        "the driver's own recording does not take this. XPUGRAPH_NATIVE_RECORDING=0 records with SYCL's command graphs",
+        "intel/llvm#21616",
+    ),
+    Fault(
         r"nothing was recorded|the graph has no node",
         "the forward's work went to another queue than the current stream's, or it does none",
         "vllm-project/vllm#48946, intel/auto-round#2206",

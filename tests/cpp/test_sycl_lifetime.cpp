@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
@@ -44,6 +45,27 @@ TEST_F(SyclLifetimeTest, ASetMayBeDestroyedWhileItsReplayRuns) {
     set.replay(1, default_stream);
   }
   EXPECT_EQ(finished, 2);
+}
+
+// Without a set, which would wait for its stream.
+TEST_F(SyclLifetimeTest, AGraphWaitsForItsOwnReplaysBeforeItGoes) {
+  std::atomic<int> finished{0};
+  const PoolId pool = runtime->create_pool(0);
+  for (const bool gather : {true, false}) {
+    sycl_cpu::set_gather(gather);
+    runtime->begin_capture(0, pool);
+    sycl_cpu::submit(stream_of(hooks), [&finished] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ++finished;
+    });
+    std::unique_ptr<Executable> graph = runtime->end_capture();
+    finished = 0;
+    runtime->replay(*graph, default_stream);
+    runtime->replay(*graph, sycl_cpu::stream(sycl_cpu::new_stream()));
+    graph.reset();
+    EXPECT_EQ(finished, 2);
+  }
+  runtime->release_pool(pool);
 }
 
 TEST_F(SyclLifetimeTest, ThreadsRecordAndReplayTheirOwnSets) {

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: MIT
-/// @file Failures at every step of a capture through the xpu glue, and the two engines that record: torch must be left as it
-/// was, whatever fails.
+/// @file Failures at every step of a capture through the xpu glue: torch must be left as it was, whatever fails.
 #include <ATen/core/CachingHostAllocator.h>
 
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "expect_error.h"
-#include "runtime/sycl_engine.h"
 #include "xpu_fixture.h"
 
 namespace xpugraph {
@@ -113,59 +110,6 @@ TEST_F(XpuHooksTest, AGraphOfWorkThatWentToAnotherQueueIsRefused) {
   expect_error<CaptureError>([&] { set.record(4, elsewhere); }, "nothing was recorded");
   runtime->synchronize(current);
   expect_untouched();
-}
-
-// ---- engines --------------------------------------------------------------------------------------------------------
-
-#if SYCL_EXT_ONEAPI_GRAPH >= 2
-TEST_F(XpuHooksTest, NativeRecordingIsUsedWhereTheRuntimeHasItAndCanBeTurnedOff) {
-  xpu_double::set_native(xpu_double::Native::works);
-  const auto before = sycl_engine::recorded();
-  GraphSet set(runtime, 0);
-  set.record(8, model.body(8));
-  EXPECT_EQ(sycl_engine::recorded().native, before.native + 1);
-  EXPECT_EQ(count("native"), 1u);
-  EXPECT_EQ(set.nodes(8), 1u) << "the driver does not tell how many";
-  expect_right(set, 8, current);
-  expect_error<CaptureError>([&] { set.record(2, [] {}); }, "nothing was recorded");
-
-  setenv("XPUGRAPH_NATIVE_RECORDING", "0", 1);
-  set.record(4, model.body(4));
-  EXPECT_EQ(count("native"), 2u) << "not for size 4";
-  EXPECT_EQ(set.nodes(4), 3u);
-  setenv("XPUGRAPH_NATIVE_RECORDING", "yes", 1);
-  expect_error<ConfigError>([&] { set.record(1, model.body(1)); }, "accepted are 0 and 1");
-  expect_untouched();
-  unsetenv("XPUGRAPH_NATIVE_RECORDING");
-  xpu_double::set_native(xpu_double::Native::absent);
-}
-
-TEST_F(XpuHooksTest, ASizeThatNativeRecordingRefusesIsRecordedByTheCommandGraph) {
-  xpu_double::set_native(xpu_double::Native::refused);
-  const auto before = sycl_engine::recorded();
-  GraphSet set(runtime, 0);
-  set.record(8, model.body(8));
-  EXPECT_EQ(sycl_engine::recorded().native, before.native);
-  EXPECT_EQ(sycl_engine::recorded().command_graph, before.command_graph + 1);
-  EXPECT_THAT(sycl_engine::recorded().refusal, HasSubstr("not support"));
-  expect_right(set, 8, current);
-
-  xpu_double::set_native(xpu_double::Native::works);
-  xpu_double::fail("begin_recording", 1, 1, "UR_RESULT_ERROR_OUT_OF_RESOURCES");
-  set.record(4, model.body(4));
-  EXPECT_EQ(set.nodes(4), 3u) << "by the command graph";
-  expect_right(set, 4, current);
-  xpu_double::fail("begin_recording", 1, 2, "UR_RESULT_ERROR_OUT_OF_RESOURCES");
-  expect_error<CaptureError>([&] { set.record(2, model.body(2)); }, "and native recording: UR_RESULT_ERROR_OUT_OF_RES");
-  xpu_double::set_native(xpu_double::Native::absent);
-}
-#endif
-
-TEST_F(XpuHooksTest, TheEnginesOfTheDevicesAreNamed) {
-  const bool native = SYCL_EXT_ONEAPI_GRAPH >= 2;
-  EXPECT_THAT(sycl_engine::devices(),
-              HasSubstr(native ? "engine: command graph (no native recording: " : "engine: command graph\n"));
-  EXPECT_THAT(sycl_engine::build(), HasSubstr("libsycl major: " + std::to_string(__LIBSYCL_MAJOR_VERSION) + "\n"));
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 /// @file The xpu glue with SyclRuntime and GraphSet on top: real captures and replays through torch's c10::xpu interface,
 /// on a double of the library: order of calls, streams, memory, threads.
+#include <c10/util/Exception.h>
 #include <atomic>
 #include <chrono>
+
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,7 +28,8 @@ std::vector<std::string> without(std::vector<std::string> calls, const std::vect
   return calls;
 }
 
-const std::vector<std::string> kReads{"getCurrentXPUStream", "markCaptureBegin", "markCaptureEnd"};
+const std::vector<std::string> kReads{"getCurrentXPUStream", "markCaptureBegin", "markCaptureEnd", "exchange_device",
+                                      "set_device"};
 
 // ---- order ----------------------------------------------------------------------------------------------------------
 
@@ -107,6 +110,19 @@ TEST_F(XpuHooksTest, TheVeryStreamThatWasCurrentComesBack) {
   EXPECT_EQ(c10::xpu::getCurrentXPUStream(0).id(), before);
 }
 
+// Which of a queue's streams was current is each thread's own.
+TEST_F(XpuHooksTest, TheStreamThatComesBackIsNotThatOfAnotherThread) {
+  const auto outside = c10::xpu::getStreamFromExternal(static_cast<sycl::queue*>(current.handle), 0);
+  GraphSet set(runtime, 0);
+  set.record(8, model.body(8));
+  std::thread([&] {
+    c10::xpu::setCurrentXPUStream(outside);
+    EXPECT_EQ(hooks->current_stream(0), current);
+  }).join();
+  set.record(4, model.body(4));
+  EXPECT_EQ(c10::xpu::getCurrentXPUStream(0).id(), before);
+}
+
 TEST_F(XpuHooksTest, AReplayOnAnotherStreamRunsAfterTheLast) {
   Ints a(1024), b(1024);
   GraphSet set(runtime, 0);
@@ -143,10 +159,25 @@ TEST_F(XpuHooksTest, AStreamThatRecordsIsNotWaitedFor) {
   set.record(2, [&] {
     expect_error<CaptureError>([&] { hooks->synchronize(capture); }, "records a graph");
     hooks->wait_idle(capture);
+    EXPECT_EQ(count("wait"), 0u);
     expect_error<CaptureError>([&] { runtime->order(current, capture); }, "recording");
     model.forward(2);
   });
   expect_right(set, 2, current);
+}
+
+TEST_F(XpuHooksTest, AWaitThatFailsIsLogged) {
+  struct Log : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { text += warning.msg(); }
+    std::string text;
+  } log;
+  const c10::WarningUtils::WarningHandlerGuard guard(&log);
+  hooks->wait_idle(current);
+  EXPECT_EQ(log.text, "");
+  xpu_double::fail("wait", 1, 1, "UR_RESULT_ERROR_DEVICE_LOST");
+  hooks->wait_idle(current);
+  EXPECT_EQ(count("wait"), 2u);
+  EXPECT_THAT(log.text, ::testing::HasSubstr("UR_RESULT_ERROR_DEVICE_LOST"));
 }
 
 // A forward that forks to another stream and joins it again; and one that forgets to join.
@@ -199,6 +230,31 @@ TEST_F(XpuHooksTest, AThreadsOwnAllocationsGoToThePoolAndNoOthers) {
   xpu_double::free(other_threads);
   xpu_double::free(of_side_stream);
   xpu_double::clear();
+}
+
+// torch.xpu.use_mem_pool around a build: torch asks that pool's route first, and would never come to ours.
+TEST_F(XpuHooksTest, AnotherPoolOfThisThreadIsRefusedAndOfAnotherThreadIsNot) {
+  namespace allocator = c10::xpu::XPUCachingAllocator;
+  const std::size_t used = xpu_double::used();
+  GraphSet set(runtime, 0);
+  for (const bool mine : {true, false}) {
+    const c10::MempoolId_t users{0, mine ? 7 : 8};
+    const auto me = std::this_thread::get_id();
+    const auto route = [=](sycl::queue*) { return (std::this_thread::get_id() == me) == mine; };
+    allocator::createOrIncrefPool(0, users);
+    allocator::beginAllocateToPool(0, users, route);
+    if (mine)
+      expect_error<CaptureError>([&] { set.record(4, model.body(4)); }, "build outside of torch.xpu.use_mem_pool");
+    else
+      set.record(4, model.body(4));
+    allocator::endAllocateToPool(0, users);
+    for (int use = 0; use < 2; ++use) allocator::releasePool(0, users);
+    expect_untouched();
+    EXPECT_EQ(xpu_double::pools_in_use(), mine ? 0u : 1u);
+    EXPECT_EQ(xpu_double::used(), used) << "what was tried out is given back";
+    EXPECT_EQ(count("begin_recording"), mine ? 0u : 1u);
+  }
+  expect_right(set, 4, current);
 }
 
 TEST_F(XpuHooksTest, ThePoolHasOneUseWhateverIsRecordedAndNoneAfterTheSet) {

@@ -105,15 +105,15 @@ class Allocator final : public c10::xpu::XPUCachingAllocator::XPUAllocator {
   std::map<void*, Block> blocks;
   int captures = 0;
 
+  /// Written down once its pool is known. As in torch, the first of the open scopes that wants it has it.
   void* raw_alloc(std::size_t size) override {
-    note("raw_alloc");
     sycl::queue* const queue = &c10::xpu::getCurrentXPUStream(0).queue();
     std::lock_guard<std::mutex> lock(mutex);
     size = (size + kSegment - 1) / kSegment * kSegment;
-    c10::MempoolId_t pool{0, 0};
-    for (std::size_t i = 0; i < filters.size(); ++i) {
-      if (filters[i](queue)) pool = pools.scopes[i];
-    }
+    const auto wants = std::find_if(filters.begin(), filters.end(), [queue](const auto& f) { return f(queue); });
+    const c10::MempoolId_t pool =
+        wants == filters.end() ? c10::MempoolId_t{0, 0} : pools.scopes[wants - filters.begin()];
+    note("raw_alloc");
     auto best = blocks.end();
     for (auto it = blocks.begin(); it != blocks.end(); ++it) {
       const Block& block = it->second;
@@ -216,8 +216,11 @@ void fail_after_counting(const std::string& name) {
   the_double().counting = name;
 }
 
+std::atomic<bool> sticky{false};
 std::atomic<Native> native_mode{Native::absent};
 void set_native(Native mode) { native_mode = mode; }
+void sticks_when_end_fails(bool sticks) { sticky = sticks; }
+bool sticks_when_end_fails() { return sticky; }
 Native native() { return native_mode; }
 
 void no_failures() {
@@ -234,7 +237,9 @@ void note(const char* name) {
   if (found == d.failures.end() || --found->second.nth > 0) return;
   const std::string text = found->second.text;
   if (--found->second.times <= 0) d.failures.erase(found);
-  const bool of_a_graph = std::string(name).find("recording") != std::string::npos || std::string(name) == "finalize";
+  const std::string step = name;
+  const bool of_a_graph =
+      step.find("recording") != std::string::npos || step == "finalize" || step == "empty" || step == "wait";
   if (of_a_graph) throw sycl::exception(sycl::make_error_code(sycl::errc::runtime), text);
   TORCH_CHECK(false, name, ": ", text);
 }
@@ -256,6 +261,13 @@ std::size_t reserved() {
   return bytes;
 }
 
+std::size_t used() {
+  std::lock_guard<std::mutex> lock(the_allocator().mutex);
+  std::size_t bytes = 0;
+  for (const auto& [pointer, block] : the_allocator().blocks) bytes += block.used ? block.size : 0;
+  return bytes;
+}
+
 std::size_t pools_in_use() { return the_allocator().pools.in_use(); }
 std::size_t host_pools_in_use() { return the_host_allocator().pools.in_use(); }
 std::size_t open_scopes() { return the_allocator().pools.scopes.size() + the_host_allocator().pools.scopes.size(); }
@@ -273,6 +285,11 @@ using xpugraph::xpu_double::the_double;
 
 DeviceIndex device_count() { return 1; }
 DeviceIndex current_device() { return 0; }
+void set_device(DeviceIndex) { note("set_device"); }
+DeviceIndex exchange_device(DeviceIndex) {
+  note("exchange_device");
+  return 0;
+}
 sycl::device& get_raw_device(DeviceIndex) { return the_double().device; }
 sycl::context& get_device_context() { return the_double().context; }
 

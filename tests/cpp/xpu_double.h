@@ -14,7 +14,8 @@
 
 namespace xpugraph::xpu_double {
 
-/// What was called since clear(), by name, in order. Of the steps of recording: begin_recording, end_recording, finalize.
+/// What was called since clear(), by name, in order. Of the steps of recording: begin_recording, end_recording, empty (of
+/// a native recording), finalize. Of queues: wait.
 std::vector<std::string> calls();
 /// How often `name` was called since clear().
 std::size_t count(const std::string& name);
@@ -28,10 +29,13 @@ void fail_after_counting(const std::string& name);
 void no_failures();
 
 /// What becomes of native recording: queues say that they are Level Zero's unless it is absent; then the runtime refuses
-/// it as this device does, or seems to have it.
+/// it as this device does, or seems to have it: such a graph does not tell its nodes, nor before its end whether it is empty.
 enum class Native { absent, refused, works };
 void set_native(Native mode);
 Native native();
+/// A native recording whose end fails leaves its queue recording for ever.
+void sticks_when_end_fails(bool sticks);
+bool sticks_when_end_fails();
 
 /// Writes down one call; throws when it is to fail. For the parts of the double.
 void note(const char* name);
@@ -45,6 +49,8 @@ bool in_a_pool(void* pointer);
 
 /// Bytes taken from the device, by all pools together.
 std::size_t reserved();
+/// Bytes handed out and not freed, of all pools.
+std::size_t used();
 /// Pools with a use, of the device's allocator and of the pinned memory's.
 std::size_t pools_in_use();
 std::size_t host_pools_in_use();

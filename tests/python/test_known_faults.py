@@ -24,6 +24,7 @@ def test_known_faults_are_found_by_the_words_of_the_message():
         ("ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY", "out of memory"),
         ("wait method cannot be used for an event associated with a command graph.", ".item()"),
         ("Graph nodes cannot depend on events from outside the graph.", "SDPBackend.MATH"),
+        ("async_malloc is not supported in native recording mode.", "XPUGRAPH_NATIVE_RECORDING=0"),
         ("nothing was recorded: no work was submitted to the capture stream", "another queue"),
         ("Attempt to increase offset for a XPU generator not in capture mode.", "random numbers"),
     ):
