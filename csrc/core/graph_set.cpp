@@ -55,14 +55,16 @@ void GraphSet::record(std::int64_t size, const std::function<void()>& body) {
 
 std::unique_ptr<Executable> GraphSet::capture(const std::function<void()>& body) {
   Raised raised(recording_);
-  // When beginning fails there is nothing of ours to abort: a capture in progress on this thread is another set's.
-  runtime_->begin_capture(device_, pool_.id());
-  try {
-    body();
-    return runtime_->end_capture();
-  } catch (...) {
-    runtime_->abort_capture();
-    throw;
+  for (;;) {
+    // When beginning fails there is nothing of ours to abort: a capture in progress on this thread is another set's.
+    runtime_->begin_capture(device_, pool_.id());
+    try {
+      body();
+      return runtime_->end_capture();
+    } catch (...) {
+      runtime_->abort_capture();
+      if (!runtime_->repeat_capture()) throw;
+    }
   }
 }
 

@@ -127,6 +127,17 @@ TEST_F(XpuEngines, WhoDoesNotRepeatIsToldThatNativeRecordingIsOff) {
   expect_right(set, 8, current);
 }
 
+TEST_F(XpuEngines, ASetRepeatsByItself) {
+  for (const char* step : {"end_recording", "finalize", "raw_alloc"}) {
+    runtime = make_sycl_runtime(hooks);
+    GraphSet set(runtime, 0);
+    xpu_double::fail(step);
+    set.record(8, model.body(8));
+    EXPECT_EQ(set.nodes(8), 3u) << step;
+    expect_right(set, 8, current);
+  }
+}
+
 TEST_F(XpuEngines, ARepeatThatFailsTooNamesBothReasonsAndIsNotRepeated) {
   for (const char* step : {"begin_recording", "finalize"}) {
     runtime = make_sycl_runtime(hooks);

@@ -90,7 +90,7 @@ class TorchInductorBackend(Backend):
         self.config = config or TorchInductorBackendConfig()
         self._module: torch.nn.Module | None = None
         self._recipe: Recipe | None = None
-        self._run: Callable[..., Any] | None = None
+        self._runs: dict[int, Callable[..., Any]] | None = None  # by batch size
         self._compiler: InductorCompiler | None = None  # not before it is built: strategies copy backends
         self._form: CallForm | None = None
         self._writes = False  # whether the forward writes to its arguments
@@ -127,22 +127,27 @@ class TorchInductorBackend(Backend):
             raise InductorError("torch.compile is disabled in this process (TORCHDYNAMO_DISABLE or its config)")
         chosen = inductor_hooks.mode_options(config.mode, config.dynamic) if config.mode else dict(config.options or {})
         compiler = InductorCompiler(inductor_hooks.compile_options(device.type) | chosen)
-        run = torch.compile(fresh_entry(module), backend=compiler, fullgraph=config.fullgraph, dynamic=config.dynamic)
+        runs = {
+            size: torch.compile(
+                fresh_entry(module), backend=compiler, fullgraph=config.fullgraph, dynamic=config.dynamic
+            )
+            for size in recipe.batch_sizes
+        }
         self._uncompiled = {}
         start = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad(), inductor_hooks.compiling():
             self._writes = _writes_arguments(module, recipe, samples)
             before = inductor_hooks.graph_breaks()
             try:
-                self._run_all(run, compiler, recipe, samples)
+                self._run_all(runs, compiler, recipe, samples)
             finally:
                 self._breaks = _reasons(before)
         self.compile_seconds = time.perf_counter() - start
-        self._run, self._compiler, self._form = run, compiler, CallForm(module.forward)
+        self._runs, self._compiler, self._form = runs, compiler, CallForm(module.forward)
 
     def _run_all(
         self,
-        run: Callable[..., Any],
+        runs: dict[int, Callable[..., Any]],
         compiler: InductorCompiler,
         recipe: Recipe,
         samples: Sequence[torch.Tensor] | None,
@@ -157,7 +162,7 @@ class TorchInductorBackend(Backend):
             compiler.start()
             try:
                 with self._autocast(recipe.device):
-                    run(*args, **kwargs)
+                    runs[size](*args, **kwargs)
             except Exception as error:
                 if size == recipe.batch_sizes[-1] or not inductor_hooks.is_of_compiler(error):
                     raise InductorError(f"at batch size {size}: {inductor_hooks.short_reason(error)}") from error
@@ -175,13 +180,13 @@ class TorchInductorBackend(Backend):
         self._compile(self._module, self._recipe, None)
 
     def _deactivate(self) -> None:
-        self._run, self._compiler = None, None
+        self._runs, self._compiler = None, None
 
     def _deploy(self, device: torch.device | None) -> None:
         assert self._recipe is not None
         if device is not None and device.type != self._recipe.device.type:
             raise ConfigError(f"device={device}; the module and its recipe are on {self._recipe.device}")
-        if self._run is None:
+        if self._runs is None:
             self._activate()
 
     # ---- calls -----------------------------------------------------------------------------------------------------
@@ -192,10 +197,10 @@ class TorchInductorBackend(Backend):
         Raises:
             StateError: Not built or not active.
         """
-        run, compiler = self._run, self._compiler
-        if run is None:
+        runs, compiler = self._runs, self._compiler
+        if runs is None:
             self._need("infer", BackendState.ACTIVE, BackendState.DEPLOYED)
-        assert run is not None and compiler is not None and self._form is not None and self._recipe is not None
+        assert runs is not None and compiler is not None and self._form is not None and self._recipe is not None
         if wants_gradients(args, kwargs):
             self._note("an argument requires a gradient")
             with self._autocast(self._recipe.device):
@@ -210,7 +215,7 @@ class TorchInductorBackend(Backend):
                 self._note("arguments share memory, and forward writes to arguments")
                 return self._module(*args, **kwargs)  # type: ignore[misc]
             try:
-                result = run(*args, **kwargs)
+                result = self._run_of(runs, args, kwargs)(*args, **kwargs)
             except Exception as error:
                 if not inductor_hooks.is_of_compiler(error):
                     raise
@@ -223,6 +228,23 @@ class TorchInductorBackend(Backend):
 
     def _infer(self, *args: Any, **kwargs: Any) -> Any:
         return self.infer(*args, **kwargs)
+
+    def _run_of(self, runs: dict[int, Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What was compiled for the batch size of a call, or for the largest, which serves all others.
+
+        Each size has a function of its own: while one thread looks through what Dynamo compiled for a function, another
+        may reorder that, and a call would be compiled once more (seen with torch 2.13).
+        """
+        assert self._recipe is not None
+        plain = not kwargs and all(type(value) is torch.Tensor for value in args)
+        leaves = args if plain else pytree.tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        size = 0
+        for tensor, argument in zip(tensors, self._recipe.tensors, strict=False):
+            if argument.batch_dim is not None and argument.batch_dim < tensor.dim():
+                size = tensor.shape[argument.batch_dim] // argument.rows_per_item
+                break
+        return runs.get(size) or runs[self._recipe.batch_sizes[-1]]
 
     def _serve_uncompiled(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that could not be compiled is served by eager, and counted."""
@@ -278,7 +300,7 @@ class TorchInductorBackend(Backend):
         defaults = TorchInductorBackendConfig()
         changed = [f"{k}={v!r}" for k, v in vars(self.config).items() if v != getattr(defaults, k)]
         lines = [f"TorchInductorBackend({', '.join(changed)}) ({self.state.value})"]
-        if self._run is not None and self._recipe is not None:
+        if self._runs is not None and self._recipe is not None:
             lines.append(f"  device: {self._recipe.device}")
             lines.append(f"  inductor: {self.inductor_compiles} compilations, {self.compile_seconds:.1f} s at build")
             lines += [f"  graph break: {reason}" for reason in self._breaks]
