@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import signal
@@ -19,6 +20,7 @@ from . import _native, environment, libsycl, memory
 from .backends import XPUGraphBackend, XPUGraphBackendConfig
 from .errors import BuildError, MissingRuntimeError
 from .models import make_model
+from .precision import full_precision, uses_tf32
 from .selftest import PROBE, SelftestConfig, Skipped, Stop
 from .timing import stream_synchronizer, time_interleaved
 
@@ -106,7 +108,22 @@ def _graph_is_right(
     tolerances: tuple[float, float] = (_TOLERANCE, _TOLERANCE_CPU),
     **config: Any,
 ) -> str:
-    """Records for the sample's batch and below, and compares batches with eager on the device and on the CPU."""
+    """Records for the sample's batch and below, and compares batches with eager on the device and on the CPU.
+
+    In full precision, so that what differs is wrong: how far TF32 moves a result depends on the model.
+    """
+    with full_precision(device) if uses_tf32(device) else contextlib.nullcontext():
+        return _compare(module, sample, device, batches, tolerances, config)
+
+
+def _compare(
+    module: nn.Module,
+    sample: torch.Tensor,
+    device: torch.device,
+    batches: list[int],
+    tolerances: tuple[float, float],
+    config: dict[str, Any],
+) -> str:
     reference = copy.deepcopy(module)
     on_device = module.to(device)
     backend = _graph(on_device, sample.to(device), batch_sizes=sorted({1, 2, 4, len(sample)}), **config)

@@ -20,13 +20,20 @@ import xpugraph as xg
 from xpugraph.structure import Leaves, describe, first_difference, rebuild
 
 
+DEVICE = os.environ.get("XPUGRAPH_TEST_DEVICE", "sycl")
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    name = os.environ.get("XPUGRAPH_TEST_DEVICE", "sycl")
-    if name == "sycl":
+    if DEVICE == "sycl":
         return xg.enable_sycl_device()
     torch.backends.cudnn.allow_tf32 = False  # values are compared with the CPU's
-    return torch.device(name, 0)
+    return torch.device(DEVICE, 0)
+
+
+def accelerator() -> Any:
+    """torch.sycl, torch.cuda or torch.xpu: streams, generators and memory of the device under test."""
+    return torch.get_device_module(DEVICE)
 
 
 @pytest.fixture

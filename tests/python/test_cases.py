@@ -8,19 +8,19 @@ import threading
 
 import pytest
 import torch
-from conftest import Fn, mlp
+from conftest import DEVICE, Fn, accelerator, mlp
 
 import xpugraph as xg
 
 
 def reserved() -> int:
-    return torch.sycl.memory_reserved()
+    return accelerator().memory_reserved()
 
 
 def allocated() -> int:
     gc.collect()
-    torch.sycl.current_stream().synchronize()
-    return torch.sycl.memory_allocated()
+    accelerator().current_stream().synchronize()
+    return accelerator().memory_allocated()
 
 
 # ---- recording happens once (1, 59, 60, 39) -------------------------------------------------------------------------
@@ -231,19 +231,19 @@ def test_weights_loaded_in_place_are_used(pair):
 
 
 def _assign(module):
-    module.load_state_dict({k: v.to("sycl") for k, v in mlp().state_dict().items()}, assign=True)
+    module.load_state_dict({k: v.to(DEVICE) for k, v in mlp().state_dict().items()}, assign=True)
 
 
 def _data(module):
-    module[2].weight.data = torch.randn(32, 32).to("sycl")
+    module[2].weight.data = torch.randn(32, 32).to(DEVICE)
 
 
 def _replace_layer(module):
-    module[2] = torch.nn.Linear(32, 32).to("sycl").eval()
+    module[2] = torch.nn.Linear(32, 32).to(DEVICE).eval()
 
 
 def _parametrize(module):
-    module[0].weight = torch.nn.Parameter(torch.randn(32, 32).to("sycl"))
+    module[0].weight = torch.nn.Parameter(torch.randn(32, 32).to(DEVICE))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_replaced_weights_are_an_error_that_names_them(pair, change, name):
 def test_recording_again_uses_the_new_weights(pair):
     p = pair(mlp(), [torch.randn(8, 32)])
     new = mlp()
-    p.module.load_state_dict({k: v.to("sycl") for k, v in new.state_dict().items()}, assign=True)
+    p.module.load_state_dict({k: v.to(DEVICE) for k, v in new.state_dict().items()}, assign=True)
     p.reference.load_state_dict(new.state_dict())
     p.backend.deactivate()
     p.backend.activate()
@@ -331,7 +331,7 @@ def test_what_cannot_be_recorded_is_named_and_the_process_lives_on(device, modul
     backend = xg.XPUGraphBackend()
     with pytest.raises(xg.BuildError, match=named):
         backend.build(module.eval(), samples=[torch.rand(8, 4).to(device) + 0.5])
-    assert not torch.sycl.is_current_stream_capturing()
+    assert not accelerator().is_current_stream_capturing()
     backend.build(mlp().eval().to(device), samples=[torch.randn(8, 32).to(device)])
     assert backend.recorded_batch_sizes == [1, 2, 4, 8]
 
@@ -346,20 +346,20 @@ class RaisesAt(torch.nn.Module):
 
     def forward(self, x):
         y = self.linear(x)
-        if x.shape[0] == self.size and (not self.capture_only or torch.sycl.is_current_stream_capturing()):
+        if x.shape[0] == self.size and (not self.capture_only or accelerator().is_current_stream_capturing()):
             raise ValueError("no luck at this size")
         return y.relu()
 
 
 @pytest.mark.parametrize("capture_only", [False, True])
 def test_a_size_that_fails_is_dropped_named_and_restored(pair, capture_only):
-    stream = torch.sycl.current_stream()
+    stream = accelerator().current_stream()
     before = allocated()
     torch.manual_seed(3)
-    state = torch.sycl.get_rng_state()
+    state = accelerator().get_rng_state()
     p = pair(RaisesAt(16, capture_only), [torch.randn(24, 4)])
-    assert torch.equal(torch.sycl.get_rng_state(), state)
-    assert torch.sycl.current_stream() == stream and not torch.sycl.is_current_stream_capturing()
+    assert torch.equal(accelerator().get_rng_state(), state)
+    assert accelerator().current_stream() == stream and not accelerator().is_current_stream_capturing()
     assert p.backend.recorded_batch_sizes == [1, 2, 4, 8, 24]
     assert "no luck at this size" in p.backend.dropped_batch_sizes[16]
     assert "16" in p.backend.describe() and "no luck" in p.backend.describe()
@@ -380,7 +380,7 @@ def test_a_size_that_fails_is_dropped_named_and_restored(pair, capture_only):
 def test_a_module_that_fails_at_every_size_fails_to_build_with_the_reason(device):
     module = RaisesAt(-1, True).eval().to(device)
     module.forward = lambda x: (
-        (_ for _ in ()).throw(ValueError("never")) if torch.sycl.is_current_stream_capturing() else x
+        (_ for _ in ()).throw(ValueError("never")) if accelerator().is_current_stream_capturing() else x
     )
     with pytest.raises(xg.BuildError, match="no batch size could be recorded(.|\n)*never"):
         xg.XPUGraphBackend().build(module, samples=[torch.randn(8, 4).to(device)])
@@ -417,7 +417,7 @@ def test_streams_without_waiting_in_between(pair):
     streams = [torch.Stream(device=p.device) for _ in range(3)]
     inputs = [torch.randn(8 + 8 * (i % 2), 64) for i in range(60)]
     placed = [p.put(x) for x in inputs]
-    torch.sycl.current_stream().synchronize()
+    accelerator().current_stream().synchronize()
     results = []
     for i, x in enumerate(placed):
         with streams[i % 3]:
@@ -441,7 +441,7 @@ class ElsewhereInCapture(torch.nn.Module):
 
     def forward(self, x):
         y = self.linear(x)
-        if x.shape[0] == self.size and torch.sycl.is_current_stream_capturing():
+        if x.shape[0] == self.size and accelerator().is_current_stream_capturing():
             return torch.zeros_like(y)
         return y
 
@@ -464,7 +464,7 @@ def test_state_kept_between_replays_is_found(device):
 
     def forward(x):
         y = x + scratch.memory
-        if torch.sycl.is_current_stream_capturing():
+        if accelerator().is_current_stream_capturing():
             scratch.memory.add_(1)  # right in the first replay, wrong in every later one
         return y
 
@@ -625,7 +625,7 @@ def test_garbage_with_device_memory_is_not_collected_inside_a_capture(device):
 
     def make_cycle():
         a, b = Node(), Node()
-        a.other, b.other, a.memory = b, a, torch.ones(64, 64).to(device)
+        a.other, b.other, a.memory = b, a, torch.ones(64, 64, device=device)
 
     class MakesCycles(torch.nn.Module):
         def __init__(self):
