@@ -19,7 +19,6 @@ from torch._dynamo.utils import counters
 import xpugraph as xg
 from xpugraph.structure import Leaves, describe, first_difference, rebuild
 
-
 DEVICE = os.environ.get("XPUGRAPH_TEST_DEVICE", "sycl")
 
 
