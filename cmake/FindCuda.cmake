@@ -1,5 +1,6 @@
 # The CUDA runtime's headers and library, when the torch that xpugraph is built against has CUDA: a toolkit of the same major
-# version. Sets CUDA_FOUND and the target xpugraph_cuda_api.
+# version. Headers that it lacks (cuBLAS's, which torch's include) are taken from the packages that torch installs.
+# Sets CUDA_FOUND and the target xpugraph_cuda_api.
 set(CUDA_FOUND FALSE)
 if(XPUGRAPH_TORCH_CUDA STREQUAL "None")
   message(STATUS "CUDA: this torch has none; building without it")
@@ -15,7 +16,19 @@ if(NOT CUDAToolkit_VERSION_MAJOR EQUAL torch_cuda_major)
   message(STATUS "CUDA: torch has ${XPUGRAPH_TORCH_CUDA}, and the toolkit is ${CUDAToolkit_VERSION}; building without it")
   return()
 endif()
+file(GLOB cuda_packages "${torch_root}/../nvidia/*/include")
+set(cuda_headers)
+foreach(header IN ITEMS cublas_v2.h cublasLt.h cusparse.h cusolverDn.h)
+  find_path(cuda_header ${header} PATHS ${CUDAToolkit_INCLUDE_DIRS} ${cuda_packages} NO_DEFAULT_PATH NO_CACHE)
+  if(NOT cuda_header)
+    message(STATUS "CUDA: ${header} is neither in ${CUDAToolkit_INCLUDE_DIRS} nor beside torch; building without it")
+    return()
+  endif()
+  list(APPEND cuda_headers "${cuda_header}")
+  unset(cuda_header)
+endforeach()
 set(CUDA_FOUND TRUE)
 message(STATUS "CUDA: ${CUDAToolkit_VERSION} in ${CUDAToolkit_LIBRARY_DIR}")
 add_library(xpugraph_cuda_api INTERFACE)
-target_link_libraries(xpugraph_cuda_api INTERFACE CUDA::cudart c10_cuda)
+target_link_libraries(xpugraph_cuda_api INTERFACE CUDA::cudart c10_cuda torch_cuda)
+target_include_directories(xpugraph_cuda_api SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS} ${cuda_headers})

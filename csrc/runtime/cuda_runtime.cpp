@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "runtime/cuda_runtime.h"
 
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
@@ -11,9 +12,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -98,9 +103,8 @@ c10::cuda::CUDAStream capture_stream(int device) {
   return c10::cuda::getStreamFromExternal(entry->second, static_cast<c10::DeviceIndex>(device));
 }
 
-/// cuBLAS gets a workspace for each thread and stream at its first use. In a capture that would be memory of the graphs'
-/// pool, which torch then never gives back; so it gets one here, before the first capture.
-void give_cublas_its_workspace(int device) {
+/// Makes the thread's cuBLAS handles, which is not possible in a capture.
+void make_cublas_handles(int device) {
   thread_local std::vector<int> done;
   if (std::find(done.begin(), done.end(), device) != done.end()) return;
   const c10::InferenceMode inference;
@@ -110,12 +114,33 @@ void give_cublas_its_workspace(int device) {
   done.push_back(device);
 }
 
+/// torch keeps a workspace of cuBLAS for each handle and stream, until whoever calls clearCublasWorkspaces(), as its own
+/// cudagraph trees do. A graph writes to the one that it was captured with, so that must be memory of the graph's own
+/// pool: no other graph's, which may run at the same time, and nobody's to free. Hence the capture stream has none when a
+/// capture begins, torch makes one in the capture, and it is given back to the pool at the end.
+void drop_cublas_workspaces(cudaStream_t stream) {
+  for (auto* const workspaces :
+       {&at::cuda::cublas_handle_stream_to_workspace(), &at::cuda::cublaslt_handle_stream_to_workspace()}) {
+    std::decay_t<decltype(workspaces->map)> dropped;  // freed when the lock is not held any more
+    const std::lock_guard<std::shared_mutex> lock(workspaces->mutex);
+    for (auto entry = workspaces->map.begin(); entry != workspaces->map.end();) {
+      const auto next = std::next(entry);
+      if (std::get<1>(entry->first) == stream) dropped.insert(workspaces->map.extract(entry));
+      entry = next;
+    }
+  }
+}
+
 /// The device, and its capture stream, are the thread's current ones for as long as this lives.
 class StreamScope {
  public:
   explicit StreamScope(int device) : guard_(capture_stream(device)), stream{device, capture_stream(device).stream()} {
-    give_cublas_its_workspace(device);
+    make_cublas_handles(device);
+    drop_cublas_workspaces(stream_of(stream));
   }
+  ~StreamScope() { drop_cublas_workspaces(stream_of(stream)); }
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
 
  private:
   c10::cuda::CUDAStreamGuard guard_;

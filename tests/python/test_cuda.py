@@ -188,3 +188,50 @@ def test_a_changed_module_is_noticed_on_every_python(pair):
     p.module[1].function = lambda x: x * 3
     with pytest.raises(xg.StateError, match="function"):
         p.backend.infer(p.put(torch.randn(3, 8)))
+
+
+def wide_sum(pair):
+    """A product that cuBLAS splits along its long inner dimension, with partial sums in its workspace."""
+    return pair(torch.nn.Linear(32768, 16), [torch.randn(4, 32768)], batch_sizes=[4], atol=1e-3)
+
+
+def test_a_graph_keeps_cublas_workspace_when_others_clear_it(pair, device):
+    p = wide_sum(pair)
+    x = torch.randn(4, 32768)
+    expected = p.expected(x)
+    torch._C._cuda_clearCublasWorkspaces()  # as torch.compile(mode="reduce-overhead") does
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 20,), 7.0, device=device) for _ in range(32)]
+    for _ in range(3):
+        torch.testing.assert_close(p.backend.infer(p.put(x)).cpu(), expected, rtol=1e-3, atol=1e-3)
+    assert all(bool((other == 7.0).all()) for other in others)
+
+
+def test_backends_that_run_at_once_have_workspaces_of_their_own(pair, device):
+    pairs = [wide_sum(pair) for _ in range(2)]
+    inputs = [p.put(torch.randn(4, 32768)) for p in pairs]
+    alone = [p.backend.infer(x) for p, x in zip(pairs, inputs, strict=True)]
+    streams = [torch.cuda.Stream() for _ in pairs]
+    results: list[list[torch.Tensor]] = [[], []]
+    torch.cuda.current_stream().synchronize()
+    for _ in range(300):
+        for p, x, stream, found in zip(pairs, inputs, streams, results, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(p.backend.infer(x))
+    for stream in streams:
+        stream.synchronize()
+    for first, found in zip(alone, results, strict=True):
+        assert all(torch.equal(result, first) for result in found)
+
+
+def test_no_workspace_of_the_capture_stream_is_left(pair, device):
+    torch.randn(4, 4, device=device) @ torch.randn(4, 4, device=device)  # the current stream's stays
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    p = wide_sum(pair)
+    p.backend.deactivate()
+    p.module.cpu()
+    del p
+    gc.collect()
+    torch.cuda.current_stream().synchronize()
+    assert torch.cuda.memory_allocated() <= before

@@ -89,7 +89,7 @@ def missing() -> str | None:
 def pool_stats(arg0: typing.SupportsInt | typing.SupportsIndex) -> dict: ...
 def recorded() -> dict:
     """
-    Graphs begun in this process by engine, and why native recording was refused last.
+    Graphs recorded in this process by engine, and why native recording refused or failed last.
     """
 
 def release_pool(arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
