@@ -127,7 +127,7 @@ def test_others_work_while_a_size_is_captured(pair, device):
         for thread in threads:
             thread.join()
     assert wrong == []
-    assert p.backend.pool_stats()["reserved"] < 1 << 25
+    assert p.backend.pool_stats()["reserved"] < 1 << 26  # cuBLAS's workspace is 32 MiB of it on Hopper
     for rows in (3, 9, 17, 64):
         p.check(torch.randn(rows, 256))
 
@@ -225,7 +225,7 @@ def test_backends_that_run_at_once_have_workspaces_of_their_own(pair, device):
 
 
 def test_no_workspace_of_the_capture_stream_is_left(pair, device):
-    torch.randn(4, 4, device=device) @ torch.randn(4, 4, device=device)  # the current stream's stays
+    torch.nn.Linear(32768, 16).to(device)(torch.randn(4, 32768, device=device))  # the current stream's stay
     gc.collect()
     before = torch.cuda.memory_allocated()
     p = wide_sum(pair)
