@@ -322,7 +322,10 @@ class SyclRuntime final : public GraphRuntime {
       if (native) {
         native_failure = error.what();
         turn_native_off(native_failure);
-        text += " (native recording is off from now on, command graphs record what is recorded next)";
+        text +=
+            " (native recording is off from now on, for all modules of the process; a stream that the forward forked "
+            "to and "
+            "did not join may stay recording)";
       }
       throw CaptureError(text + capture->first_attempt());
     } catch (const std::exception& error) {

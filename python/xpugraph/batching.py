@@ -47,7 +47,7 @@ def tensor_arguments(
     for i, (name, tensor) in enumerate(zip(leaves.names, calls[largest].leaves.tensors, strict=True)):
         rows = _rows_per_item(name, dims[i], shapes[i], batch_sizes)
         shape, strides, (low, high) = tuple(tensor.shape), tensor.stride(), _range(tensor)
-        ranges = _ranges(tensor, dims[i])
+        ranges = _ranges(tensor, dims[i], rows)
         arguments.append(TensorArgument(name, tensor.dtype, shape, strides, dims[i], rows, low, high, ranges))
     return arguments, batch_sizes
 
@@ -103,21 +103,20 @@ def _range(tensor: torch.Tensor) -> tuple[float, float]:
     return (float(values.min()), float(values.max())) if values.numel() else (0.0, 0.0)
 
 
-def _ranges(tensor: torch.Tensor, batch_dim: int | None) -> tuple[tuple[int, int], ...] | None:
-    """Of integers, smallest and largest value at each place of a row; None for others, and for rows that are long."""
+def _ranges(tensor: torch.Tensor, batch_dim: int | None, rows_per_item: int) -> tuple[tuple[int, int], ...] | None:
+    """Of integers, smallest and largest value at each place of an item; None for others, and where items are long."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
         return None
     values = tensor.detach().cpu().to(torch.int64).clamp(max=(1 << 63) - 2)  # the next one is an int64 too
     if values.numel() == 0:
         return None
-    rows = (
-        values.reshape(1, -1)
-        if batch_dim is None
-        else values.movedim(batch_dim, 0).reshape(values.shape[batch_dim], -1)
-    )
-    if rows.shape[1] > _MOST_RANGES:
+    items = 1
+    if batch_dim is not None:
+        items, values = values.shape[batch_dim] // rows_per_item, values.movedim(batch_dim, 0)
+    places = values.reshape(items, -1)
+    if places.shape[1] > _MOST_RANGES:
         return None
-    return tuple(zip(rows.amin(0).tolist(), rows.amax(0).tolist(), strict=True))
+    return tuple(zip(places.amin(0).tolist(), places.amax(0).tolist(), strict=True))
 
 
 def take_rows(tensor: torch.Tensor, argument: TensorArgument, start: int, count: int) -> torch.Tensor:
@@ -136,32 +135,46 @@ def fresh_inputs(
 ) -> list[torch.Tensor]:
     """Random inputs of `batch_size` items that stay within what the module was shown.
 
-    Rows are drawn from the rows of `source` (or, without it, uniformly from the recorded ranges). Floating-point values
-    are then shrunk towards zero by a random factor, smaller for the first rows than for the last: no two prefixes have
-    the same maximum, mean or norm, which is what tells a module whose rows depend on each other. Values never leave the
-    sign or grow beyond the sample's, so that a module that takes logarithms or indices still gets valid input.
+    Items are drawn from those of `source`, the same ones for every tensor: what belongs together stays together, and
+    every item comes before one comes twice. Without `source`, values are uniform in the recorded ranges. Floating-point
+    values are then shrunk towards zero by a random factor, smaller for the first rows than for the last: no two
+    prefixes have the same maximum, mean or norm, which is what tells a module whose rows depend on each other. Values
+    never leave the sign or grow beyond the sample's, so that a module that takes logarithms or indices still gets valid
+    input.
     """
+    order = None if source is None else _order(arguments, source, batch_size, generator)
     inputs = []
     for i, argument in enumerate(arguments):
-        rows = argument.rows(batch_size)
-        base = _draw(argument, None if source is None else source[i].detach().cpu(), rows, generator)
+        base = _draw(argument, None if source is None else source[i].detach().cpu(), order, batch_size, generator)
         if argument.batch_dim is not None and base.is_floating_point():
-            base = _shrink(base, argument.batch_dim, rows, generator)
+            base = _shrink(base, argument.batch_dim, argument.rows(batch_size), generator)
         inputs.append(_like_sample(base, argument, device))
     return inputs
 
 
-def _draw(argument: TensorArgument, source: torch.Tensor | None, rows: int, generator: torch.Generator) -> torch.Tensor:
+def _order(
+    arguments: Sequence[TensorArgument], source: Sequence[torch.Tensor], batch_size: int, generator: torch.Generator
+) -> torch.Tensor:
+    batched = [(a, x) for a, x in zip(arguments, source, strict=True) if a.batch_dim is not None]
+    have = min(x.shape[a.batch_dim] // a.rows_per_item for a, x in batched)  # type: ignore[index]
+    order = torch.randperm(have, generator=generator)[:batch_size]
+    return torch.cat([order, torch.randint(have, (max(0, batch_size - have),), generator=generator)])
+
+
+def _draw(
+    argument: TensorArgument,
+    source: torch.Tensor | None,
+    order: torch.Tensor | None,
+    batch_size: int,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    rows = argument.rows(batch_size)
     if source is not None and argument.batch_dim is None:
         return source
-    if source is not None and bool((source != 0).any()):
-        have = source.shape[argument.batch_dim]  # type: ignore[index]
-        order = (
-            torch.randperm(have, generator=generator)
-            if rows <= have
-            else torch.randint(have, (rows,), generator=generator)
-        )
-        return source.index_select(argument.batch_dim, order[:rows])  # type: ignore[arg-type]
+    if source is not None and order is not None and bool((source != 0).any()):
+        within = torch.arange(argument.rows_per_item)
+        chosen = (order[:, None] * argument.rows_per_item + within).reshape(-1)
+        return source.index_select(argument.batch_dim, chosen)  # type: ignore[arg-type]
     shape = list(argument.shape)
     if argument.batch_dim is not None:
         shape[argument.batch_dim] = rows
@@ -177,14 +190,14 @@ def _draw_integers(argument: TensorArgument, shape: list[int], generator: torch.
     if argument.ranges is None:
         low, high = argument.integer_range
         return torch.randint(low, high + 1, shape, generator=generator)
-    # One column a place, which has its own range.
-    rows = 1 if argument.batch_dim is None else shape[argument.batch_dim]
-    columns = [torch.randint(low, high + 1, (rows,), generator=generator) for low, high in argument.ranges]
+    # One column a place of an item, each with its own range.
+    items = 1 if argument.batch_dim is None else shape[argument.batch_dim] // argument.rows_per_item
+    columns = [torch.randint(low, high + 1, (items,), generator=generator) for low, high in argument.ranges]
     drawn = torch.stack(columns, 1)
     if argument.batch_dim is None:
         return drawn.reshape(shape)
     others = [length for dim, length in enumerate(shape) if dim != argument.batch_dim]
-    return drawn.reshape([rows, *others]).movedim(0, argument.batch_dim)
+    return drawn.reshape([shape[argument.batch_dim], *others]).movedim(0, argument.batch_dim)
 
 
 def _shrink(values: torch.Tensor, dim: int, rows: int, generator: torch.Generator) -> torch.Tensor:

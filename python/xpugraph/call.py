@@ -38,7 +38,7 @@ class TensorArgument:
         low: Smallest value of the sample, for data made from the recipe alone.
         high: Largest value of the sample.
         ranges: Smallest and largest value at each place of an item, of integers with few places: columns of indices
-            have ranges of their own. Rows of the batch count as one. None: `low` and `high` hold everywhere.
+            have ranges of their own. None: `low` and `high` hold everywhere.
         written: The forward writes to it in place.
     """
 

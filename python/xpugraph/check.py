@@ -100,15 +100,23 @@ class Tolerance:
 _BAD_INDEX_IS_FATAL = ("cuda", "xpu")  # an assertion on the device, after which the process can use it no more
 
 
-def _not_a_number(item: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(item, float("nan"))
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def _negated(item: torch.Tensor) -> torch.Tensor:
+# Other floating-point values for an item: of the first item, or of the last.
+Poison = Callable[[torch.Tensor, bool], torch.Tensor]
+
+
+def _not_finite(item: torch.Tensor, first: bool) -> torch.Tensor:
+    return torch.full_like(item, float("nan") if first else float("inf"))
+
+
+def _negated(item: torch.Tensor, first: bool) -> torch.Tensor:
     return item * -0.5
 
 
-def _halved(item: torch.Tensor) -> torch.Tensor:
+def _halved(item: torch.Tensor, first: bool) -> torch.Tensor:
     return item * 0.5
 
 
@@ -200,21 +208,19 @@ class Checker:
         return None
 
     def isolation(self) -> None:
-        """Rows must not see each other: eager runs again with other values, such as NaN, in the first and the last row.
+        """Rows must not see each other: eager runs again with other values in the first and the last row.
 
-        NaN spreads through whatever mixes rows (means, norms, maxima, flags over the batch), so that this finds what a
-        comparison of ordinary values lets pass.
+        NaN and infinity show in whatever mixes rows (means, norms, maxima, flags over the batch), so that this finds
+        what a comparison of ordinary values lets pass.
 
         Raises:
             BuildError: A row in between changed.
         """
         # Where a bad index ends the process, floats that become indices must stay within what they were.
         tame = self.casts_to_integers and self.device.type in _BAD_INDEX_IS_FATAL
-        for poison in (_halved,) if tame else (_not_a_number, _negated):
-            rows = [self._poisoned(x, a, poison) for x, a in zip(self.inputs, self.arguments, strict=True)]
-            try:
-                values = [value.detach().cpu() for value in self.eager(rows)]
-            except Exception:  # noqa: BLE001  a forward that does not take such values; the next ones are tamer
+        for poison in (_halved,) if tame else (_not_finite, _negated):
+            values = self._eager_on_others(poison)
+            if values is None:
                 continue
             count = self.rows - 2
             between = [
@@ -230,44 +236,64 @@ class Checker:
                     f"in between ({detail}). Neither padding nor chunks can be right for such a module"
                 )
 
+    def _eager_on_others(self, poison: Poison) -> list[torch.Tensor] | None:
+        """Eager with other values in the first and last item; None when the forward takes no such values."""
+        others = {start: self._farthest_item(start) for start in (0, self.rows - 1)}
+        for integers_too in (True, False):  # a forward that refuses other integers must not hide what floats would tell
+            rows = [
+                self._poisoned(x, a, poison, others if integers_too else {})
+                for x, a in zip(self.inputs, self.arguments, strict=True)
+            ]
+            try:
+                return [value.detach().cpu() for value in self.eager(rows)]
+            except Exception:  # noqa: BLE001, S112  the next ones are tamer
+                continue
+        return None
+
+    def _farthest_item(self, start: int) -> int:
+        """The item whose integers differ most from those of item `start`. All of them are valid, and fit each other."""
+        score = torch.zeros(self.rows, dtype=torch.float64)
+        for x, argument in zip(self.inputs, self.arguments, strict=True):
+            if argument.batch_dim is None or not _is_integer(x.dtype) or not x.numel():
+                continue
+            items = x.cpu().to(torch.int64).movedim(argument.batch_dim, 0).reshape(self.rows, -1)
+            distance = (items.double() - items[start].double()).abs().sum(1)
+            score += (items != items[start]).double().mean(1) + 0.5 * distance / distance.max().clamp(min=1.0)
+        return int(score.argmax())
+
     def _poisoned(
-        self, x: torch.Tensor, argument: TensorArgument, poison: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        x: torch.Tensor,
+        argument: TensorArgument,
+        poison: Poison,
+        others: dict[int, int],
     ) -> torch.Tensor:
-        """A copy of `x` with other values in the first and last item: `poison` of floats, others of integers."""
+        """A copy of `x` with other values in the first and last item: `poison` of floats, another item's integers.
+
+        Args:
+            x: The tensor.
+            argument: What it is.
+            poison: For floating-point values.
+            others: Which item's integers come in place of those of an item.
+        """
         changed = x.clone()
         if argument.batch_dim is None:
             return changed
         for start in (0, self.rows - 1):
             item = take_rows(changed, argument, start, 1)
             if x.dtype.is_floating_point or x.dtype.is_complex:
-                item.copy_(poison(item))
+                item.copy_(poison(item, start == 0))
             elif x.dtype is torch.bool:
                 item.copy_(item.logical_not())
-            else:
-                item.copy_(self._other_integers(x, item, argument, poison))
+            elif start in others:
+                other = take_rows(x, argument, others[start], 1)
+                if not torch.equal(other, item):
+                    item.copy_(other)
+                elif poison is _negated or self.device.type in _BAD_INDEX_IS_FATAL:
+                    item.zero_()  # of a constant sample; padding rows are 0
+                else:
+                    item.add_(1)  # which the forward may refuse, where that is no harm
         return changed
-
-    def _other_integers(
-        self,
-        x: torch.Tensor,
-        item: torch.Tensor,
-        argument: TensorArgument,
-        poison: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
-        """Other integers than the item's. None that a module may refuse where that would be the end of the process."""
-        if self.device.type in _BAD_INDEX_IS_FATAL:
-            # The item of the inputs that is farthest off; without one 0, which padding rows are.
-            items, this = (
-                t.cpu().movedim(argument.batch_dim or 0, 0).reshape(n, -1) for t, n in ((x, self.rows), (item, 1))
-            )
-            farthest = int((items.double() - this.double()).abs().sum(1).argmax())
-            same = torch.equal(items[farthest], this[0])
-            return torch.zeros_like(item) if same else take_rows(x, argument, farthest, 1)
-        low, high = argument.integer_range
-        if high > low:  # another value of the sample
-            return torch.where(item == high, low, high)
-        # Beyond a constant sample the next value, which the module may refuse; then 0.
-        return torch.zeros_like(item) if poison is _negated else item + 1
 
     def dropped(self, size: int) -> None:
         """A dropped size is served by larger graphs, so eager must give the same rows there as in a larger batch.

@@ -53,8 +53,11 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     """Tell what is here: torch, SYCL runtime and adapters, devices, and the runtimes this build has."""
     from . import environment
 
-    findings = environment.collect()
-    typer.echo(json.dumps(findings, indent=1) if as_json else "\n".join(environment.lines(findings)))
+    if as_json:
+        typer.echo(json.dumps(environment.collect(), indent=1))
+        return
+    for topic in environment.topics():  # one by one: a driver that crashes takes only what comes after it
+        typer.echo("\n".join(environment.lines(environment.collect([topic]))))
 
 
 @main.command()

@@ -24,6 +24,7 @@ SYCL_PACKAGES = (
     "umf",
     *_TRITON,
 )
+_DRI = Path("/dev/dri")
 _VARIABLES = re.compile(r"(SYCL|UR|ONEAPI|ZE|XPUGRAPH)_|.*ALLOC_CONF")
 
 
@@ -47,11 +48,21 @@ def unseen_gpu() -> str | None:
 
     if getattr(torch.version, "xpu", None) is None or torch.xpu.is_available():
         return None
-    return (
-        f"torch {torch.__version__} was built for XPU and sees no GPU. Its driver is missing (libze-intel-gpu1), or "
-        "this user may not use it (group render), or ONEAPI_DEVICE_SELECTOR or ZE_AFFINITY_MASK hides it; see "
-        "docs/install.md"
-    )
+    found = f"torch {torch.__version__} was built for XPU and sees no GPU"
+    nodes = sorted(_DRI.glob("renderD*"))
+    if not nodes:
+        why = (
+            f"{_DRI} has no renderD*: the kernel ({platform.release()}) has no driver for the card, or this container "
+            "was not given it. Arc B cards want a kernel of 6.12 or later"
+        )
+    elif not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
+        why = f"this user may not open {nodes[0]}: sudo gpasswd -a $USER render, then log in again"
+    else:
+        why = (
+            "the card is there: its Level Zero driver is missing (libze-intel-gpu1), or ONEAPI_DEVICE_SELECTOR or "
+            "ZE_AFFINITY_MASK hides it"
+        )
+    return f"{found}. {why}; see docs/install.md"
 
 
 def versions() -> dict[str, str]:
@@ -73,7 +84,16 @@ def collect(topics: Collection[str] | None = None) -> dict[str, Any]:
     Args:
         topics: Those to return, all if not given. The others' probes do not run.
     """
-    probes: dict[str, Callable[[], Any]] = {
+    return {topic: _guarded(probe) for topic, probe in _probes().items() if topics is None or topic in topics}
+
+
+def topics() -> list[str]:
+    """Returns what `collect` tells of, what asks no device first."""
+    return list(_probes())
+
+
+def _probes() -> dict[str, Callable[[], Any]]:
+    return {
         "xpugraph": lambda: __version__,
         "python": lambda: f"{sys.version.split()[0]} ({sys.executable})",
         "platform": platform.platform,
@@ -81,6 +101,7 @@ def collect(topics: Collection[str] | None = None) -> dict[str, Any]:
         "variables": _variables,
         "sycl_packages": _sycl_packages,
         "sycl_libraries": _sycl_libraries,
+        "gpus": _gpus,
         "sycl_build": _sycl_build,
         "runtimes": _runtimes,
         "devices": _devices,
@@ -89,7 +110,6 @@ def collect(topics: Collection[str] | None = None) -> dict[str, Any]:
         "loaded_libraries": _loaded_libraries,  # after the probes above, which load them
         "warnings": _warnings,
     }
-    return {topic: _guarded(probe) for topic, probe in probes.items() if topics is None or topic in topics}
 
 
 def _guarded(probe: Callable[[], Any]) -> Any:
@@ -132,6 +152,26 @@ def _sycl_libraries() -> dict[str, Any]:
         "opencl_cpu": _installed_files("intel-opencl-rt", "libintelocl"),
     }
     return {name: value or "not found" for name, value in found.items()}
+
+
+def _gpus() -> dict[str, Any]:
+    """Returns what the kernel and the system's libraries tell of GPUs; no driver is asked, so that none can crash."""
+    cards = []
+    for node in sorted(_DRI.glob("renderD*")):
+        device = Path("/sys/class/drm") / node.name / "device"
+        facts: dict[str, Any] = {
+            name: (device / name).read_text().strip() for name in ("vendor", "device") if (device / name).exists()
+        }
+        facts["kernel_driver"] = (device / "driver").resolve().name if (device / "driver").exists() else "none"
+        facts["usable"] = os.access(node, os.R_OK | os.W_OK)
+        cards.append({"node": node.name, **facts})
+    folders = [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"), Path("/usr/local/lib")]
+    names = ("libze_loader.so.1", "libze_intel_gpu.so.1")
+    libraries = {folder / name for folder in folders for name in names if (folder / name).exists()}
+    return {
+        "cards": cards or "none",
+        "level_zero": sorted({library.resolve().name for library in libraries}) or "not found",
+    }
 
 
 def _installed_files(package: str, stem: str) -> list[str]:

@@ -52,8 +52,9 @@ FAULTS = (
         r"wait method cannot be used for an event associated with a command graph|wait cannot be called for a queue "
         r"which is recording",
         "the forward, or another thread with torch.xpu.synchronize or empty_cache, waited for the device while it was "
-        "recorded. Keep .item(), .cpu() and printing of tensors out of the forward",
-        "vllm-project/vllm-xpu-kernels#567",
+        "recorded: keep .item(), .cpu() and printing of tensors out of the forward. Or memory ran out: torch frees "
+        "what it has cached first, and waits for that; record up to a smaller batch (max_recorded_batch_size)",
+        "vllm-project/vllm-xpu-kernels#567, pytorch/pytorch#187277",
     ),
     Fault(
         r"Graph nodes cannot depend on events from outside the graph",
@@ -66,6 +67,17 @@ FAULTS = (
         r"native recording mode|enable_native_recording|native UR (executable )?graph",
         "the driver's own recording does not take this. XPUGRAPH_NATIVE_RECORDING=0 records with SYCL's command graphs",
         "intel/llvm#21616",
+    ),
+    Fault(
+        r"the process hung for",
+        "a wait inside of the driver's own recording may stand still for ever. XPUGRAPH_NATIVE_RECORDING=0 records "
+        "with SYCL's command graphs, and a Level Zero driver from 1.15.38583 on raises an error instead",
+        "pytorch/pytorch#187931",
+    ),
+    Fault(
+        r"-lze_loader|level_zero/ze_api\.h",
+        "Triton compiles against Level Zero's headers where it runs: sudo apt-get install libze-dev",
+        "intel/intel-xpu-backend-for-triton#2548",
     ),
     Fault(
         r"nothing was recorded|the graph has no node",
@@ -94,8 +106,10 @@ FAULTS = (
 CRASH = Fault(
     r"crashed \(signal (SIGSEGV|SIGABRT|SIGBUS)\)",
     "with the 2026.1 runtime some cards crash at the first submission. SYCL_UR_USE_LEVEL_ZERO_V2=0 or "
-    "UR_LOADER_USE_LEVEL_ZERO_V2=0 in the environment selects the older Level Zero adapter, which does not",
-    "intel/llvm#22958",
+    "UR_LOADER_USE_LEVEL_ZERO_V2=0 in the environment selects the older Level Zero adapter, which does not. On any "
+    "version libze1 and libze-intel-gpu1 of different releases crash where the device is asked for its properties: "
+    "upgrade both together",
+    "intel/llvm#22958, pytorch/pytorch#179891",
 )
 
 

@@ -18,7 +18,13 @@ _WAITS = {
     torch.ops.aten._local_scalar_dense.default: "Tensor.item(), bool(tensor), int(tensor) or float(tensor)",
     torch.ops.aten.equal.default: "torch.equal",
 }
+# Until 2.14 torch's XPU allocator records the end of such a use into the graph, and waits for that later
+# (pytorch/pytorch#187931).
+_RECORD_STREAM_HARMS = ("xpu",) if torch.__version__ < torch.torch_version.TorchVersion("2.14") else ()
 _COPY_FROM_HOST_WAITS = ("cuda", "xpu")  # which no capture there allows; the copies of the sycl device are recorded
+
+_VALUES_MATTER = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+_INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 
 
 def _where() -> str:
@@ -97,8 +103,8 @@ class Probe(Keeper):
     ) -> Any:
         """Looks at one operator and runs it."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
-            self.casts_to_integers |= not result.is_floating_point() and result.dtype is not torch.bool
+        if any(tensor.is_floating_point() for tensor in _tensors((args, kwargs))):
+            self.casts_to_integers |= any(_is_integer(tensor) for tensor in _tensors(result))
         return result
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
@@ -146,10 +152,15 @@ class Probe(Keeper):
                 "that cannot be recorded. Make it on the device (torch.arange(..., device=x.device)), or once, as a "
                 "buffer of the module"
             )
+        if self._device in _RECORD_STREAM_HARMS and func is torch.ops.aten.record_stream.default:
+            raise BuildError(
+                f"forward calls Tensor.record_stream ({func}{_where()}), which torch {torch.__version__} cannot do "
+                "while it records. Join the streams with wait_stream, or use torch 2.14 or later"
+            )
         if not any(tensor.device.type == self._device for tensor in given):
             return
         what = _WAITS.get(func)
-        if what is None and {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
+        if what is None and not _indexed_by_numbers(func, args) and _VALUES_MATTER & set(func.tags):
             what = "an operator whose result's shape depends on values"
         if what is None and _copies_to_host(func, args, kwargs):
             what = "a copy to the host"
@@ -158,6 +169,17 @@ class Probe(Keeper):
                 f"forward makes the host wait for the device: {func} is {what}{_where()}; that cannot be recorded. "
                 "Compute it on the device, or use the eager backend"
             )
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _indexed_by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether x[i, j] has the shape of its indices, which masks' results do not."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return not any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -184,13 +206,15 @@ def _copies_to_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _copies_from_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Pinned memory may be copied from without waiting. torch.tensor(..., device=...) shows only its last step."""
+    if func in _INDEXING:  # which move their indices
+        return args[0].device.type != "cpu" and any(i.device.type == "cpu" and i.numel() for i in _tensors(args[1]))
     if func is torch.ops.aten.lift_fresh.default:
-        return bool(args[0].device.type != "cpu")
+        return bool(args[0].device.type != "cpu" and args[0].numel())
     if func is torch.ops.aten._to_copy.default:
         source, target = args[0], kwargs.get("device")
     elif func is torch.ops.aten.copy_.default:
         source, target = args[1], args[0].device
     else:
         return False
-    to_device = target is not None and torch.device(target).type != "cpu"
-    return bool(to_device and source.device.type == "cpu" and not source.is_pinned())
+    to_device = target is not None and torch.device(target).type not in ("cpu", "meta")
+    return bool(to_device and source.device.type == "cpu" and source.numel() and not source.is_pinned())

@@ -94,8 +94,10 @@ def _tensor_from_dict(entry: dict[str, Any]) -> TensorArgument:
 
 
 def _are_ranges(ranges: tuple[tuple[Any, Any], ...], tensor: TensorArgument) -> bool:
-    """Whether there is one range of int64 values (the end of randint, high + 1, included) for each place of a row."""
-    places = math.prod(length for dim, length in enumerate(tensor.shape) if dim != tensor.batch_dim)
+    """Whether there is one range of int64 values (the end of randint, high + 1, included) for each place of an item."""
+    places = tensor.rows_per_item * math.prod(
+        length for dim, length in enumerate(tensor.shape) if dim != tensor.batch_dim
+    )
     integers = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool)
     whole = all(type(low) is type(high) is int and -(1 << 63) <= low <= high < (1 << 63) - 1 for low, high in ranges)
     return integers and whole and len(ranges) == places

@@ -400,8 +400,9 @@ def _few_rows(arguments: Sequence[TensorArgument], samples: Sequence[torch.Tenso
     for argument, sample in zip(arguments, samples, strict=True):
         sample = sample.detach()
         if argument.batch_dim is not None:
-            length = sample.shape[argument.batch_dim]
-            some = torch.linspace(0, length - 1, min(length, _ROWS_KEPT * argument.rows_per_item)).round().long()
+            items = sample.shape[argument.batch_dim] // argument.rows_per_item
+            some = torch.linspace(0, items - 1, min(items, _ROWS_KEPT)).round().long()
+            some = (some[:, None] * argument.rows_per_item + torch.arange(argument.rows_per_item)).reshape(-1)
             sample = sample.index_select(argument.batch_dim, some.to(sample.device))
         kept.append(sample.cpu().clone())
     return kept

@@ -32,7 +32,13 @@ from .errors import ConfigError
 
 PASS, FAIL, SKIP, INCOMPLETE = "pass", "fail", "skip", "incomplete"
 PROBE = "probe in a process of its own"
-_AT_ONCE = ("torch", "variables", "sycl_packages", "known_faults")  # of `environment.collect`: what asks no device
+_AT_ONCE = (
+    "torch",
+    "variables",
+    "sycl_packages",
+    "gpus",
+    "known_faults",
+)  # of `environment.collect`: what asks no device
 _AFTER_PROBE = ("sycl_build", "runtimes", "devices", "capture_engines", "loaded_libraries", "warnings")
 
 
@@ -184,17 +190,21 @@ def _ask_devices(result: SelftestResult, device: torch.device, in_child: bool) -
 
 
 def collect_in_child(topics: Sequence[str]) -> dict[str, Any]:
-    """Returns topics of `environment.collect` as ``xpugraph env`` tells them, or why it does not."""
-    command = [sys.executable, "-m", "xpugraph.cli", "env", "--json"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        found = json.loads(done.stdout)
-        return {topic: found[topic] for topic in topics}
-    except subprocess.TimeoutExpired:
-        why = "xpugraph env hung for 120 s"
-    except (ValueError, KeyError):  # nothing that can be read: it ended before
-        why = f"xpugraph env ended with {done.returncode}"
-    return dict.fromkeys(topics, f"not available: {why}")
+    """Returns topics of `environment.collect`, each asked in a process of its own, or why there is no answer."""
+    script = "import json, sys; from xpugraph import environment; print(json.dumps(environment.collect(sys.argv[1:])))"
+    loaded = "runtimes"  # loads the extension and its libraries, and asks no device
+    found = {}
+    for topic in topics:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", script, loaded, topic], capture_output=True, text=True, timeout=120
+            )
+            found[topic] = json.loads(done.stdout)[topic]
+        except subprocess.TimeoutExpired:
+            found[topic] = "not available: its process hung for 120 s"
+        except (ValueError, KeyError):  # nothing that can be read: it ended before
+            found[topic] = f"not available: its process ended with {done.returncode}"
+    return found
 
 
 def _recorded() -> dict[str, Any]:

@@ -28,7 +28,7 @@ Checks = Iterator[tuple[str, Callable[[], str | None]]]
 _TOLERANCE = 2e-3  # of the largest value, as in the bench
 _TOLERANCE_CPU = 2e-2  # a GPU's convolutions and matrix products may round their operands (TF32)
 _WIDTH = 64
-NODE_KINDS = ("kernel", "copy", "fill", "reduction", "gather", "matrix product", "convolution", "attention")
+NODE_KINDS = ("kernel", "copy", "fill", "reduction", "gather", "sort", "matrix product", "convolution", "attention")
 
 
 def checks(config: SelftestConfig) -> Checks:
@@ -43,10 +43,11 @@ def checks(config: SelftestConfig) -> Checks:
     yield "attention in bfloat16 under autocast", lambda: _autocast_attention(device)
     yield "constant made on the host", lambda: _host_constant(device)
     yield "side stream", lambda: _side_stream(device)
-    yield "side stream that is not joined", lambda: _unjoined(device)
+    yield "side stream that is not joined", lambda: _apart("_unjoined", device)
     yield "one node after another, many times", lambda: _many_replays(device, 50 if config.quick else 500)
     yield "what cannot be recorded is refused", lambda: _refusals(device)
     yield "failing capture and recovery", lambda: _failing_capture(device)
+    yield "waiting while recorded", lambda: _apart("_waiting", device)
     yield "two threads", lambda: _two_threads(device, 50 if config.quick else 300)
     yield "many sizes", lambda: _many_sizes(device, 32 if config.quick else 256)
     if not config.quick:
@@ -135,7 +136,8 @@ def _compare(
             for repetition in range(3):
                 got = backend.infer(x.to(device))
                 _same(got, eager, f"batch {batch}, replay {repetition + 1}, against eager on the device", tolerances[0])
-            _same(got, cpu, f"batch {batch} against the CPU", tolerances[1])
+            what = f"batch {batch} against the CPU (eager on the device agrees with the graph: report it to torch)"
+            _same(got, cpu, what, tolerances[1])
         counters = backend.counters()
         if counters["eager_calls"]:
             raise AssertionError(f"eager served {counters['eager_calls']} calls: {counters['eager_reasons']}")
@@ -174,7 +176,8 @@ def node_kinds(device: torch.device) -> dict[str, nn.Module]:
         "copy": Fn(copies),
         "fill": Fn(fills),
         "reduction": Fn(lambda x: torch.softmax(x, 1) - x.mean(1, keepdim=True)),
-        "gather": Fn(lambda x: x.flip(1).index_select(1, torch.arange(8, device=x.device)).sort(1).values),
+        "gather": Fn(lambda x: x.flip(1).index_select(1, torch.arange(8, device=x.device))),
+        "sort": Fn(lambda x: x.sort(1).values),
         "matrix product": _mlp(),
         "convolution": convolution.requires_grad_(False).eval(),
         "attention": attention.requires_grad_(False).eval(),
@@ -231,28 +234,57 @@ print(_graph_is_right(Fn(lambda x: x * 2), _rows(2), device, [1, 2]), flush=True
 """
 
 
-def _probe(device: torch.device) -> str:
-    """The first submission, capture and replay where a crash ends another process than this one."""
-    command = [sys.executable, "-X", "faulthandler", "-c", _PROBE, str(device)]
+# A check that may leave a driver, or a stream of torch's, in a state that no other check should meet.
+_APART = """
+import sys
+from xpugraph import selftest_checks
+from xpugraph.bench import resolve_device
+from xpugraph.selftest import Skipped
+try:
+    print(getattr(selftest_checks, sys.argv[2])(resolve_device(sys.argv[1])), flush=True)
+except Skipped as reason:
+    print(f"skipped: {reason}", flush=True)
+"""
+
+
+class _Ended(Exception):  # noqa: N818  the message says how
+    """A child process crashed or hung."""
+
+
+def _child(script: str, *arguments: str) -> str:
+    """What a script wrote last, in a process whose crash is not this one's."""
+    command = [sys.executable, "-X", "faulthandler", "-c", script, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired as error:
         said = error.stderr if isinstance(error.stderr, bytes) else (error.stderr or "").encode()
-        raise Stop(
-            f"the process hung for {_PROBE_SECONDS} s at its first submission, capture or replay"
-            f"{_last_lines(said.decode(errors='replace'))}",
-            "the probe crashed",
-        ) from error
+        raise _Ended(f"the process hung for {_PROBE_SECONDS} s{_last_lines(said.decode(errors='replace'))}") from error
     if done.returncode < 0:
-        step = "after" if "submitted" in done.stdout else "at"
+        step = f" {'after' if 'submitted' in done.stdout else 'at'} its first submission" if script is _PROBE else ""
         name = signal.Signals(-done.returncode).name
-        raise Stop(
-            f"the process crashed (signal {name}) {step} its first submission{_last_lines(done.stderr)}",
-            "the probe crashed",
-        )
+        raise _Ended(f"the process crashed (signal {name}){step}{_last_lines(done.stderr)}")
     if done.returncode != 0:
         raise AssertionError(f"the process failed with {done.returncode}{_last_lines(done.stderr)}")
     return done.stdout.splitlines()[-1]
+
+
+def _probe(device: torch.device) -> str:
+    """The first submission, capture and replay. When they end the process, nothing else is tried in this one."""
+    try:
+        return _child(_PROBE, str(device))
+    except _Ended as error:
+        raise Stop(str(error), "the probe crashed") from error
+
+
+def _apart(check: str, device: torch.device) -> str:
+    """Another check of this file in a process of its own."""
+    try:
+        found = _child(_APART, str(device), check)
+    except _Ended as error:
+        raise AssertionError(str(error)) from error
+    if found.startswith("skipped: "):
+        raise Skipped(found.removeprefix("skipped: "))
+    return found
 
 
 def _last_lines(text: str, count: int = 12) -> str:
@@ -368,34 +400,45 @@ def _refusals(device: torch.device) -> str:
 
 
 def _failing_capture(device: torch.device) -> str:
-    """A forward that, only while it is recorded, raises at one size and waits for the device at another.
+    """A forward that, only while it is recorded, raises at one size."""
 
-    Those sizes are dropped and named, and everything works afterwards.
-    """
+    def fails() -> None:
+        raise ValueError("not at batch size 2")
+
+    rebuilt, why = _fails_at_two(device, lambda y: fails())
+    if "not at batch size 2" not in why:
+        raise AssertionError(f"size 2 should have been dropped with the reason: {why}")
+    return f"{rebuilt}, built afterwards"
+
+
+def _waiting(device: torch.device) -> str:
+    """A forward that, only while it is recorded, waits for the device at one size."""
+    rebuilt, why = _fails_at_two(device, lambda y: y.cpu())
+    return f"{rebuilt}, built afterwards; what was raised: {why.splitlines()[0][:100]}"
+
+
+def _fails_at_two(device: torch.device, fail: Callable[[torch.Tensor], object]) -> tuple[str, str]:
+    """Size 2, at which `fail` is called, is dropped and named, and everything works afterwards."""
     streams = getattr(torch, device.type)
     before = streams.current_stream()
 
     def moody(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        if streams.is_current_stream_capturing():
-            if len(x) == 2:
-                raise ValueError("not at batch size 2")
-            if len(x) == 1:
-                y.cpu()
+        if streams.is_current_stream_capturing() and len(x) == 2:
+            fail(y)
         return y + 1
 
     backend = _graph(Fn(moody), _rows(4).to(device), batch_sizes=[1, 2, 4])
     dropped = backend.dropped_batch_sizes
-    if sorted(dropped) != [1, 2] or "not at batch size 2" not in dropped[2]:
-        raise AssertionError(f"sizes 1 and 2 should have been dropped and named: {dropped}")
+    if sorted(dropped) != [2]:
+        raise AssertionError(f"size 2 should have been dropped and named: {dropped}")
     if streams.current_stream() != before or streams.is_current_stream_capturing():
         raise AssertionError("another stream is current than before the capture, or it still records")
     for batch in (1, 2, 3, 4):
         _same(backend.infer(_rows(batch).to(device)), _rows(batch) * 2 + 1, f"batch {batch} after the failures")
     (torch.rand(4, device=device) + 1).cpu()
     backend.deactivate()
-    rebuilt = _graph_is_right(_mlp(), _rows(4), device, [1, 4])
-    return f"{rebuilt}, built afterwards; waiting while recorded: {dropped[1].splitlines()[0][:100]}"
+    return _graph_is_right(_mlp(), _rows(4), device, [1, 4]), dropped[2]
 
 
 def _two_threads(device: torch.device, calls: int) -> str:

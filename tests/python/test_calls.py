@@ -253,6 +253,17 @@ def test_where_a_copy_from_the_host_waits_it_is_named(pair, device, kind, monkey
     pair(Fn(lambda x: x * torch.tensor(2.0) + 1), [torch.randn(8, 5)]).check(torch.randn(3, 5))
 
 
+def test_record_stream_is_named_where_torch_cannot_record_it(pair, device, monkeypatch):
+    def forward(x):
+        y = x * 2
+        y.record_stream(torch.get_device_module(device).current_stream())
+        return y
+
+    monkeypatch.setattr("xpugraph.probe._RECORD_STREAM_HARMS", (device.type,))
+    with pytest.raises(xg.BuildError, match="record_stream(.|\n)*test_calls.py:"):
+        pair(Fn(forward), [torch.randn(8, 5)])
+
+
 def test_gradients(pair):
     p = pair(Named(), [torch.randn(8, 6)])
     x = p.put(torch.randn(4, 6))

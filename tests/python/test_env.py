@@ -107,3 +107,20 @@ def test_env_names_build_and_engine():
     cpu = next(found for found in findings["capture_engines"] if found["backend"] == "opencl")
     assert cpu["engine"].startswith("command graph (no native recording: ") and cpu["limited graph"] == "yes"
     assert findings["known_faults"] == [] and findings["warnings"] == []
+
+
+def test_why_torch_sees_no_gpu_is_told_by_what_is_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.version, "xpu", "20260000", raising=False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    monkeypatch.setattr(environment, "_DRI", tmp_path)
+    assert "has no renderD*: the kernel" in environment.unseen_gpu()
+    assert environment.collect(["gpus"])["gpus"]["cards"] == "none"
+    (tmp_path / "renderD128").touch()
+    monkeypatch.setattr(environment.os, "access", lambda node, mode: False)
+    assert "may not open" in environment.unseen_gpu() and "render" in environment.unseen_gpu()
+    monkeypatch.setattr(environment.os, "access", lambda node, mode: True)
+    assert "libze-intel-gpu1" in environment.unseen_gpu() and "ZE_AFFINITY_MASK" in environment.unseen_gpu()
+    (card,) = environment.collect(["gpus"])["gpus"]["cards"]
+    assert card["node"] == "renderD128" and card["usable"] is True
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert environment.unseen_gpu() is None
