@@ -12,7 +12,9 @@ if(NOT torch_result EQUAL 0)
   message(
     FATAL_ERROR
       "${Python_EXECUTABLE} cannot import torch. xpugraph is built against the torch that is installed, which pip hides "
-      "from the build by default. Install torch first, then: pip install --no-build-isolation .\n${torch_error}")
+      "from the build by default. Install torch first, then: pip install --no-build-isolation .\n"
+      "Where the error names libur_loader or libsycl, LD_LIBRARY_PATH names a oneAPI toolkit: build in a shell that has not "
+      "sourced setvars.sh.\n${torch_error}")
 endif()
 string(REPLACE "\n" ";" torch_answer "${torch_answer}")
 list(GET torch_answer 0 torch_root)

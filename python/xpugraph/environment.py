@@ -24,8 +24,8 @@ SYCL_PACKAGES = (
     "umf",
     *_TRITON,
 )
-_DRI = Path("/dev/dri")
-_VARIABLES = re.compile(r"(SYCL|UR|ONEAPI|ZE|XPUGRAPH)_|.*ALLOC_CONF")
+_DRI, _PCI = Path("/dev/dri"), Path("/sys/bus/pci/devices")
+_VARIABLES = re.compile(r"(SYCL|UR|ONEAPI|ZE|XPUGRAPH)_|.*ALLOC_CONF|LD_(LIBRARY_PATH|PRELOAD)$")
 
 
 def device_name(device: str) -> str:
@@ -48,21 +48,28 @@ def unseen_gpu() -> str | None:
 
     if getattr(torch.version, "xpu", None) is None or torch.xpu.is_available():
         return None
-    found = f"torch {torch.__version__} was built for XPU and sees no GPU"
-    nodes = sorted(_DRI.glob("renderD*"))
-    if not nodes:
-        why = (
-            f"{_DRI} has no renderD*: the kernel ({platform.release()}) has no driver for the card, or this container "
-            "was not given it. Arc B cards want a kernel of 6.12 or later"
-        )
-    elif not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
-        why = f"this user may not open {nodes[0]}: sudo gpasswd -a $USER render, then log in again"
-    else:
-        why = (
-            "the card is there: its Level Zero driver is missing (libze-intel-gpu1), or ONEAPI_DEVICE_SELECTOR or "
-            "ZE_AFFINITY_MASK hides it"
-        )
-    return f"{found}. {why}; see docs/install.md"
+    return f"torch {torch.__version__} was built for XPU and sees no GPU. {_unseen(_cards())}; see docs/install.md"
+
+
+def _unseen(cards: list[dict[str, Any]]) -> str:
+    intel = [card for card in cards if card["vendor"] == "0x8086"]
+    if not intel:
+        return "No Intel GPU is on this machine's PCI bus, or this container is not shown it"
+    for card in intel:
+        if card["kernel_driver"] == "none":
+            return (
+                f"The kernel ({platform.release()}) has no driver for the card {card['device']}: Arc B cards want 6.12 "
+                "or later, Data Center GPU Max and Flex Intel's own kernel modules"
+            )
+    given = [card for card in intel if card["node"] != "none"]
+    if not given:
+        return f"The card is there and not in {_DRI}: give it to this container (--device /dev/dri)"
+    if not any(card["usable"] for card in given):
+        return f"This user may not open {_DRI / given[0]['node']}: sudo gpasswd -a $USER render, then log in again"
+    return (
+        "The card is there: its Level Zero driver is missing (libze-intel-gpu1), or ONEAPI_DEVICE_SELECTOR or "
+        "ZE_AFFINITY_MASK hides it"
+    )
 
 
 def versions() -> dict[str, str]:
@@ -102,13 +109,13 @@ def _probes() -> dict[str, Callable[[], Any]]:
         "sycl_packages": _sycl_packages,
         "sycl_libraries": _sycl_libraries,
         "gpus": _gpus,
+        "known_faults": _known_faults,
         "sycl_build": _sycl_build,
         "runtimes": _runtimes,
+        "warnings": _warnings,  # of the libraries that the ones above have loaded
         "devices": _devices,
         "capture_engines": _capture_engines,
-        "known_faults": _known_faults,
         "loaded_libraries": _loaded_libraries,  # after the probes above, which load them
-        "warnings": _warnings,
     }
 
 
@@ -154,22 +161,32 @@ def _sycl_libraries() -> dict[str, Any]:
     return {name: value or "not found" for name, value in found.items()}
 
 
+def _cards() -> list[dict[str, Any]]:
+    """Returns the display devices of the PCI bus, those without a kernel driver among them."""
+
+    def told(path: Path) -> str:
+        return path.read_text(encoding="utf-8").strip() if path.exists() else "unknown"
+
+    cards = []
+    for device in sorted(_PCI.glob("*")):
+        if not told(device / "class").startswith("0x03"):
+            continue
+        names = [node.name for node in (device / "drm").glob("renderD*") if (_DRI / node.name).exists()]
+        card: dict[str, Any] = {name: told(device / name) for name in ("vendor", "device")}
+        card["kernel_driver"] = (device / "driver").resolve().name if (device / "driver").exists() else "none"
+        card["node"] = names[0] if names else "none"
+        card["usable"] = bool(names) and os.access(_DRI / names[0], os.R_OK | os.W_OK)
+        cards.append(card)
+    return cards
+
+
 def _gpus() -> dict[str, Any]:
     """Returns what the kernel and the system's libraries tell of GPUs; no driver is asked, so that none can crash."""
-    cards = []
-    for node in sorted(_DRI.glob("renderD*")):
-        device = Path("/sys/class/drm") / node.name / "device"
-        facts: dict[str, Any] = {
-            name: (device / name).read_text().strip() for name in ("vendor", "device") if (device / name).exists()
-        }
-        facts["kernel_driver"] = (device / "driver").resolve().name if (device / "driver").exists() else "none"
-        facts["usable"] = os.access(node, os.R_OK | os.W_OK)
-        cards.append({"node": node.name, **facts})
     folders = [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"), Path("/usr/local/lib")]
     names = ("libze_loader.so.1", "libze_intel_gpu.so.1")
     libraries = {folder / name for folder in folders for name in names if (folder / name).exists()}
     return {
-        "cards": cards or "none",
+        "cards": _cards() or "none",
         "level_zero": sorted({library.resolve().name for library in libraries}) or "not found",
     }
 

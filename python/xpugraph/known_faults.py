@@ -70,8 +70,9 @@ FAULTS = (
     ),
     Fault(
         r"the process hung for",
-        "a wait inside of the driver's own recording may stand still for ever. XPUGRAPH_NATIVE_RECORDING=0 records "
-        "with SYCL's command graphs, and a Level Zero driver from 1.15.38583 on raises an error instead",
+        "with torch 2.14 a wait inside of the driver's own recording may stand still for ever: "
+        "XPUGRAPH_NATIVE_RECORDING=0 records with SYCL's command graphs, and a Level Zero driver from 1.15.38583 on "
+        "raises an error instead. With an older torch nothing is known: report it",
         "pytorch/pytorch#187931",
     ),
     Fault(
@@ -104,7 +105,7 @@ FAULTS = (
 
 # A crash leaves no message. SIGSEGV at the first submission is what this one looks like.
 CRASH = Fault(
-    r"crashed \(signal (SIGSEGV|SIGABRT|SIGBUS)\)",
+    r"crashed \(signal (SIGSEGV|SIGABRT|SIGBUS)\) at its first submission",
     "with the 2026.1 runtime some cards crash at the first submission. SYCL_UR_USE_LEVEL_ZERO_V2=0 or "
     "UR_LOADER_USE_LEVEL_ZERO_V2=0 in the environment selects the older Level Zero adapter, which does not. On any "
     "version libze1 and libze-intel-gpu1 of different releases crash where the device is asked for its properties: "

@@ -8,6 +8,7 @@ linker recorded, so that no second note of it can be wrong.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -54,13 +55,13 @@ def loaded() -> set[int]:
     return {int(major) for path in _mapped() for major in re.findall(r"libsycl\.so\.(\d+)", path.name)}
 
 
-def _mapped() -> list[Path]:
+def _mapped(stem: str = r"libsycl\.so\.") -> list[Path]:
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if "/libsycl.so." in line}
-    return sorted(path for path in paths if path.name.startswith("libsycl.so."))
+    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line and ".so" in line}
+    return sorted(path for path in paths if re.match(stem, path.name))
 
 
 def required() -> str | None:
@@ -88,22 +89,28 @@ def warnings() -> list[str]:
 
 
 def _foreign() -> str | None:
-    """What is wrong when the libsycl of this process is not the one beside this torch, even of the same major version.
+    """What is wrong when libsycl, or what it loads, is not the one beside this torch, even of the same major version.
 
-    The loader asks LD_PRELOAD and LD_LIBRARY_PATH, which setvars.sh sets, before it looks where torch says.
+    The loader asks LD_PRELOAD and LD_LIBRARY_PATH, which setvars.sh sets, before it looks where torch says. torch names
+    the place of its libsycl, which does not name that of libur_loader (pytorch/pytorch#149953).
     """
     own = list(installed().values())
-    folders = [path.parent for path in own]
-    foreign = next((path for path in _mapped() if own and path.resolve().parent not in folders), None)
+    home = {path.parent for path in own}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.files("intel-cmplr-lib-ur") or []
+        home |= {Path(str(file.locate())).resolve().parent for file in files if file.name.startswith("libur_")}
+    used = [*_mapped(), *_mapped("libur_")]
+    foreign = next((path for path in used if own and path.resolve().parent not in home), None)
     if foreign is None:
         return None
-    found = f"this process uses another libsycl than this environment's: {foreign}, not {own[0]}"
+    stem = foreign.name.split(".")[0]
+    found = f"this process uses another {stem} than this environment's: {foreign}, not that in {own[0].parent}"
     folders = [Path(part).resolve() for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     if foreign.parent in folders:
         return (
             f"{found}. LD_LIBRARY_PATH names its folder, as after setvars.sh of a oneAPI toolkit: unset LD_LIBRARY_PATH"
         )
-    if "libsycl" in os.environ.get("LD_PRELOAD", ""):
+    if stem in os.environ.get("LD_PRELOAD", ""):
         return f"{found}. LD_PRELOAD names it: unset LD_PRELOAD"
     return f"{found}. Build xpugraph again in this environment, in its source folder: {_REBUILD}"
 

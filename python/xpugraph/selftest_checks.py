@@ -241,7 +241,8 @@ from xpugraph import selftest_checks
 from xpugraph.bench import resolve_device
 from xpugraph.selftest import Skipped
 try:
-    print(getattr(selftest_checks, sys.argv[2])(resolve_device(sys.argv[1])), flush=True)
+    found = getattr(selftest_checks, sys.argv[2])(resolve_device(sys.argv[1]))
+    print(" ".join(found.split()), flush=True)  # the last line is what is read
 except Skipped as reason:
     print(f"skipped: {reason}", flush=True)
 """

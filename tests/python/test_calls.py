@@ -264,6 +264,23 @@ def test_record_stream_is_named_where_torch_cannot_record_it(pair, device, monke
         pair(Fn(forward), [torch.randn(8, 5)])
 
 
+@pytest.mark.parametrize("which", ["input", "weight"])
+def test_record_stream_is_no_write(pair, device, which):
+    class Records(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(5))
+
+        def forward(self, x):
+            if x.device.type != "cpu":
+                (x if which == "input" else self.weight.data).record_stream(
+                    torch.get_device_module(device).current_stream()
+                )
+            return x * self.weight
+
+    pair(Records(), [torch.randn(8, 5)]).check(torch.randn(3, 5))
+
+
 def test_gradients(pair):
     p = pair(Named(), [torch.randn(8, 6)])
     x = p.put(torch.randn(4, 6))

@@ -51,9 +51,18 @@ def test_env_warns_of_the_libsycl_of_a_toolkit(tmp_path):
     code = f"import ctypes; ctypes.CDLL('libsycl.so.{libsycl.needed()}'); from xpugraph import cli; cli.main(['env'])"
     given = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{own.parent}"}
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
-    warning = done.stdout.strip().splitlines()[-1]
+    (warning,) = [line for line in done.stdout.splitlines() if "than this environment's" in line]
     assert f"another libsycl than this environment's: {tmp_path}" in warning, done.stderr
     assert "unset LD_LIBRARY_PATH" in warning
+
+
+def test_env_warns_of_what_another_folder_puts_below_libsycl(tmp_path):
+    own = libsycl.installed()[libsycl.needed()]
+    shutil.copy(own.parent / "libur_loader.so.0", tmp_path)
+    given = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{own.parent}"}
+    code = "from xpugraph import cli; cli.main(['env'])"
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+    assert f"another libur_loader than this environment's: {tmp_path}" in done.stdout, done.stdout + done.stderr
 
 
 def test_env_lines_indent_what_is_nested():
@@ -112,15 +121,35 @@ def test_env_names_build_and_engine():
 def test_why_torch_sees_no_gpu_is_told_by_what_is_there(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.version, "xpu", "20260000", raising=False)
     monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
-    monkeypatch.setattr(environment, "_DRI", tmp_path)
-    assert "has no renderD*: the kernel" in environment.unseen_gpu()
+    pci, dri = tmp_path / "pci", tmp_path / "dri"
+    monkeypatch.setattr(environment, "_DRI", dri)
+    monkeypatch.setattr(environment, "_PCI", pci)
     assert environment.collect(["gpus"])["gpus"]["cards"] == "none"
-    (tmp_path / "renderD128").touch()
+
+    def device(name, vendor, kind="0x030000", driver=None, node=None):
+        (pci / name / "drm" / (node or "card0")).mkdir(parents=True)
+        for fact, value in (("vendor", vendor), ("device", "0xe20b"), ("class", kind)):
+            (pci / name / fact).write_text(value + "\n")
+        if driver:
+            (tmp_path / driver).mkdir(exist_ok=True)
+            (pci / name / "driver").symlink_to(tmp_path / driver)
+
+    device("00:01", "0x8086", kind="0x020000", driver="e1000e")
+    device("00:02", "0x1002", driver="amdgpu", node="renderD128")
+    assert "No Intel GPU" in environment.unseen_gpu()
+    device("00:03", "0x8086", node="renderD129")
+    assert "has no driver for the card 0xe20b" in environment.unseen_gpu()
+    (tmp_path / "xe").mkdir()
+    (pci / "00:03" / "driver").symlink_to(tmp_path / "xe")
+    assert "give it to this container" in environment.unseen_gpu()
+    dri.mkdir()
+    (dri / "renderD129").touch()
     monkeypatch.setattr(environment.os, "access", lambda node, mode: False)
     assert "may not open" in environment.unseen_gpu() and "render" in environment.unseen_gpu()
     monkeypatch.setattr(environment.os, "access", lambda node, mode: True)
     assert "libze-intel-gpu1" in environment.unseen_gpu() and "ZE_AFFINITY_MASK" in environment.unseen_gpu()
-    (card,) = environment.collect(["gpus"])["gpus"]["cards"]
-    assert card["node"] == "renderD128" and card["usable"] is True
+    amd, arc = environment.collect(["gpus"])["gpus"]["cards"]
+    assert amd["kernel_driver"] == "amdgpu" and amd["node"] == "none"
+    assert arc == {"vendor": "0x8086", "device": "0xe20b", "kernel_driver": "xe", "node": "renderD129", "usable": True}
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     assert environment.unseen_gpu() is None

@@ -74,7 +74,7 @@ def elsewhere(monkeypatch, tmp_path):
         path.parent.mkdir(parents=True)
         path.touch()
     monkeypatch.setattr(libsycl, "installed", lambda: {9: own})
-    monkeypatch.setattr(libsycl, "_mapped", lambda: [toolkit])
+    monkeypatch.setattr(libsycl, "_mapped", lambda stem="": [toolkit])
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     return toolkit, own
 
@@ -88,14 +88,14 @@ def test_a_libsycl_outside_of_the_environment_is_a_warning_with_the_fix(variable
     toolkit, own = elsewhere
     monkeypatch.setenv(variable, f"/nowhere:{toolkit if variable == 'LD_PRELOAD' else toolkit.parent}")
     (warning,) = libsycl.warnings()
-    assert f"{toolkit}, not {own}. " in warning and fix in warning
+    assert f"another libsycl than this environment's: {toolkit}, not that in {own.parent}. " in warning and fix in warning
 
 
 def test_the_environments_own_libsycl_or_a_torch_without_one_is_none(elsewhere, monkeypatch):
     toolkit, own = elsewhere
-    monkeypatch.setattr(libsycl, "_mapped", lambda: [own])
+    monkeypatch.setattr(libsycl, "_mapped", lambda stem="": [own])
     assert libsycl.warnings() == []
-    monkeypatch.setattr(libsycl, "_mapped", lambda: [toolkit])
+    monkeypatch.setattr(libsycl, "_mapped", lambda stem="": [toolkit])
     monkeypatch.setattr(libsycl, "installed", dict)
     assert libsycl.warnings() == []
 
@@ -108,7 +108,7 @@ def test_this_process_uses_the_libsycl_of_this_environment(device):
     "intel-sycl-rt (==2026.0.0)", 'intel_sycl_rt==2026.0.0; platform_system == "Linux"', "intel-sycl-rt==2026.0.0",
 ])  # fmt: skip
 def test_another_intel_sycl_rt_than_torch_requires_is_a_warning(requirement, elsewhere, monkeypatch):
-    monkeypatch.setattr(libsycl, "_mapped", list)
+    monkeypatch.setattr(libsycl, "_mapped", lambda stem="": [])
     monkeypatch.setattr(libsycl.importlib.metadata, "requires", lambda name: {"torch": ["filelock", requirement]}[name])
     _packages(monkeypatch, intel_sycl_rt="2026.0.0")
     assert libsycl.required() == "2026.0.0" and libsycl.warnings() == []
