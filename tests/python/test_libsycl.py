@@ -88,7 +88,9 @@ def test_a_libsycl_outside_of_the_environment_is_a_warning_with_the_fix(variable
     toolkit, own = elsewhere
     monkeypatch.setenv(variable, f"/nowhere:{toolkit if variable == 'LD_PRELOAD' else toolkit.parent}")
     (warning,) = libsycl.warnings()
-    assert f"another libsycl than this environment's: {toolkit}, not that in {own.parent}. " in warning and fix in warning
+    assert (
+        f"another libsycl than this environment's: {toolkit}, not that in {own.parent}. " in warning and fix in warning
+    )
 
 
 def test_the_environments_own_libsycl_or_a_torch_without_one_is_none(elsewhere, monkeypatch):
