@@ -112,7 +112,7 @@ Result::Result(const TensorSpec& spec, const at::Tensor& output, bool keep, std:
 }
 
 at::Tensor Result::allocate(std::int64_t batch_size) const {
-  at::DimVector sizes(spec_->shape.begin(), spec_->shape.end()), strides(alias_.strides());
+  at::DimVector sizes(at::IntArrayRef(spec_->shape)), strides(alias_.strides());
   if (spec_->batched()) sizes[spec_->batch_dim] = spec_->rows_per_item * batch_size;
   if (item_bytes_ == 0) {
     const auto dense = at::infer_dense_strides(sizes, strides);

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .call import Call, TensorArgument
+from .call import Call, TensorArgument, is_integer
 from .errors import BuildError, ConfigError
 
 _MOST_RANGES = 4096  # of one tensor; they are saved in checkpoints
@@ -105,7 +105,7 @@ def _range(tensor: torch.Tensor) -> tuple[float, float]:
 
 def _ranges(tensor: torch.Tensor, batch_dim: int | None, rows_per_item: int) -> tuple[tuple[int, int], ...] | None:
     """Of integers, smallest and largest value at each place of an item; None for others, and where items are long."""
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+    if not is_integer(tensor.dtype):
         return None
     values = tensor.detach().cpu().to(torch.int64).clamp(max=(1 << 63) - 2)  # the next one is an int64 too
     if values.numel() == 0:

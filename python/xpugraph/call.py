@@ -24,6 +24,11 @@ class Argument:
     spec: Spec
 
 
+def is_integer(dtype: torch.dtype) -> bool:
+    """Whether values of this dtype may be indices; bool is none."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
 @dataclasses.dataclass
 class TensorArgument:
     """One tensor of a call.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .batching import take_rows
-from .call import TensorArgument
+from .call import TensorArgument, is_integer
 from .errors import BuildError
 from .precision import tf32_noise
 
@@ -98,10 +98,6 @@ class Tolerance:
 
 
 _BAD_INDEX_IS_FATAL = ("cuda", "xpu")  # an assertion on the device, after which the process can use it no more
-
-
-def _is_integer(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 # Other floating-point values for an item: of the first item, or of the last.
@@ -218,8 +214,9 @@ class Checker:
         """
         # Where a bad index ends the process, floats that become indices must stay within what they were.
         tame = self.casts_to_integers and self.device.type in _BAD_INDEX_IS_FATAL
+        others = {start: self._farthest_item(start) for start in (0, self.rows - 1)}
         for poison in (_halved,) if tame else (_not_finite, _negated):
-            values = self._eager_on_others(poison)
+            values = self._eager_on_others(poison, others)
             if values is None:
                 continue
             count = self.rows - 2
@@ -236,14 +233,12 @@ class Checker:
                     f"in between ({detail}). Neither padding nor chunks can be right for such a module"
                 )
 
-    def _eager_on_others(self, poison: Poison) -> list[torch.Tensor] | None:
+    def _eager_on_others(self, poison: Poison, others: dict[int, int]) -> list[torch.Tensor] | None:
         """Eager with other values in the first and last item; None when the forward takes no such values."""
-        others = {start: self._farthest_item(start) for start in (0, self.rows - 1)}
-        for integers_too in (True, False):  # a forward that refuses other integers must not hide what floats would tell
-            rows = [
-                self._poisoned(x, a, poison, others if integers_too else {})
-                for x, a in zip(self.inputs, self.arguments, strict=True)
-            ]
+        # A forward that refuses other integers must not hide what floats would tell.
+        attempts = (others, {}) if any(is_integer(x.dtype) for x in self.inputs) else ({},)
+        for replaced in attempts:
+            rows = [self._poisoned(x, a, poison, replaced) for x, a in zip(self.inputs, self.arguments, strict=True)]
             try:
                 return [value.detach().cpu() for value in self.eager(rows)]
             except Exception:  # noqa: BLE001, S112  the next ones are tamer
@@ -254,7 +249,7 @@ class Checker:
         """The item whose integers differ most from those of item `start`. All of them are valid, and fit each other."""
         score = torch.zeros(self.rows, dtype=torch.float64)
         for x, argument in zip(self.inputs, self.arguments, strict=True):
-            if argument.batch_dim is None or not _is_integer(x.dtype) or not x.numel():
+            if argument.batch_dim is None or not is_integer(x.dtype) or not x.numel():
                 continue
             items = x.cpu().to(torch.int64).movedim(argument.batch_dim, 0).reshape(self.rows, -1)
             distance = (items.double() - items[start].double()).abs().sum(1)
@@ -262,11 +257,7 @@ class Checker:
         return int(score.argmax())
 
     def _poisoned(
-        self,
-        x: torch.Tensor,
-        argument: TensorArgument,
-        poison: Poison,
-        others: dict[int, int],
+        self, x: torch.Tensor, argument: TensorArgument, poison: Poison, others: dict[int, int]
     ) -> torch.Tensor:
         """A copy of `x` with other values in the first and last item: `poison` of floats, another item's integers.
 

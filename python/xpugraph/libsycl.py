@@ -99,7 +99,7 @@ def _foreign() -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         files = importlib.metadata.files("intel-cmplr-lib-ur") or []
         home |= {Path(str(file.locate())).resolve().parent for file in files if file.name.startswith("libur_")}
-    used = [*_mapped(), *_mapped("libur_")]
+    used = _mapped(r"libsycl\.so\.|libur_")
     foreign = next((path for path in used if own and path.resolve().parent not in home), None)
     if foreign is None:
         return None

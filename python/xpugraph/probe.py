@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _native
+from .call import is_integer
 from .errors import BuildError
 
 _WAITS = {
@@ -104,7 +105,7 @@ class Probe(Keeper):
         """Looks at one operator and runs it."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if any(tensor.is_floating_point() for tensor in _tensors((args, kwargs))):
-            self.casts_to_integers |= any(_is_integer(tensor) for tensor in _tensors(result))
+            self.casts_to_integers |= any(is_integer(tensor.dtype) for tensor in _tensors(result))
         return result
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
@@ -171,10 +172,6 @@ class Probe(Keeper):
                 f"forward makes the host wait for the device: {func} is {what}{_where()}; that cannot be recorded. "
                 "Compute it on the device, or use the eager backend"
             )
-
-
-def _is_integer(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def _indexed_by_numbers(func: Any, args: tuple[Any, ...]) -> bool:

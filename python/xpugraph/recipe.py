@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .call import Argument, TensorArgument
+from .call import Argument, TensorArgument, is_integer
 from .errors import ConfigError
 from .structure import Spec
 
@@ -98,9 +98,8 @@ def _are_ranges(ranges: tuple[tuple[Any, Any], ...], tensor: TensorArgument) -> 
     places = tensor.rows_per_item * math.prod(
         length for dim, length in enumerate(tensor.shape) if dim != tensor.batch_dim
     )
-    integers = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool)
     whole = all(type(low) is type(high) is int and -(1 << 63) <= low <= high < (1 << 63) - 1 for low, high in ranges)
-    return integers and whole and len(ranges) == places
+    return is_integer(tensor.dtype) and whole and len(ranges) == places
 
 
 def _device(name: str) -> torch.device:

@@ -32,13 +32,8 @@ from .errors import ConfigError
 
 PASS, FAIL, SKIP, INCOMPLETE = "pass", "fail", "skip", "incomplete"
 PROBE = "probe in a process of its own"
-_AT_ONCE = (
-    "torch",
-    "variables",
-    "sycl_packages",
-    "gpus",
-    "known_faults",
-)  # of `environment.collect`: what asks no device
+# Of `environment.collect`: what asks no device.
+_AT_ONCE = ("torch", "variables", "sycl_packages", "gpus", "known_faults")
 _AFTER_PROBE = ("sycl_build", "runtimes", "devices", "capture_engines", "loaded_libraries", "warnings")
 
 

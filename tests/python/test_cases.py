@@ -95,7 +95,10 @@ def test_a_lent_result_outlives_its_backend(pair):
 
 
 def test_a_lent_result_outlives_its_backend_also_while_the_graph_still_runs(pair, device):
-    """The padded input that the graph reads must not be anybody else's meanwhile."""
+    """The padded input that the graph reads must not be anybody else's meanwhile.
+
+    A test of GPUs: the sycl device runs the noise after the graph in any case.
+    """
     p = pair(Late(1024), [torch.randn(256, 1024)], copy_outputs=False, batch_sizes=[256])
     x = torch.randn(256, 1024)
     placed, expected = p.put(x), p.expected(x)

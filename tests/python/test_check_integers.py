@@ -41,6 +41,29 @@ def either(request, device, monkeypatch):
         pytest.skip("a bad index is fatal there")
 
 
+@pytest.fixture
+def checked(monkeypatch):
+    """What the check puts in place of the samples."""
+    seen, poisoned = [], Checker._poisoned
+
+    def looks(self, *args):
+        seen.append(poisoned(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(Checker, "_poisoned", looks)
+    return seen
+
+
+def test_the_check_invents_no_index(pair, either, checked):
+    rows = torch.tensor([[90, 3], [5, 4], [99, 0], [7, 2]])
+    pair(Tables(both), [rows])
+    assert checked
+    for values in checked:
+        found = [tuple(row) for row in values.tolist()]
+        assert set(found) <= {tuple(row) for row in rows.tolist()}
+        assert len({found[0], found[1], found[-1]}) > 1
+
+
 @pytest.mark.parametrize("flag", [torch.isinf, torch.isnan])
 def test_columns_of_indices_do_not_hide_that_rows_depend_on_a_float(pair, either, flag):
     module = Tables(lambda m, x, c: both(m, c) + x + flag(x).any().to(x.dtype))
@@ -99,17 +122,10 @@ def _assigned(x):
 
 
 @pytest.mark.parametrize("kind", TO_INTEGERS)
-def test_floats_that_become_indices_stay_tame(pair, device, monkeypatch, kind):
+def test_floats_that_become_indices_stay_tame(pair, device, monkeypatch, checked, kind):
     monkeypatch.setattr("xpugraph.check._BAD_INDEX_IS_FATAL", (device.type,))
-    seen, poisoned = [], Checker._poisoned
-
-    def looks(self, *args):
-        seen.append(poisoned(self, *args))
-        return seen[-1]
-
-    monkeypatch.setattr(Checker, "_poisoned", looks)
     p = pair(Tables(TO_INTEGERS[kind]), [torch.randint(1, 100, (8,)).float()], plan="pad")
-    assert seen and all(bool(((values >= 0) & (values < 100)).all()) for values in seen)
+    assert checked and all(bool(((values >= 0) & (values < 100)).all()) for values in checked)
     p.check(torch.randint(1, 100, (5,)).float())
 
 

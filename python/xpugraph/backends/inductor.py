@@ -208,14 +208,18 @@ class TorchInductorBackend(Backend):
         compiler.start()
         with torch.no_grad(), self._autocast(self._recipe.device):
             try:
-                args, kwargs = _without_marks(*self._form(args, kwargs))
+                args, kwargs = self._form(args, kwargs)
             except TypeError as error:  # Dynamo would take f(x, x=x)
                 return self._serve_uncompiled(error, args, kwargs)
+            plain = not kwargs and all(type(value) is torch.Tensor for value in args)
+            leaves = args if plain else pytree.tree_leaves((args, kwargs))
+            if any(map(inductor_hooks.is_marked, leaves)):
+                args, kwargs = _without_marks(args, kwargs)
             if self._writes and _share_memory((args, kwargs)):
                 self._note("arguments share memory, and forward writes to arguments")
                 return self._module(*args, **kwargs)  # type: ignore[misc]
             try:
-                result = self._run_of(runs, args, kwargs)(*args, **kwargs)
+                result = self._run_of(runs, leaves)(*args, **kwargs)
             except Exception as error:
                 if not inductor_hooks.is_of_compiler(error):
                     raise
@@ -229,15 +233,13 @@ class TorchInductorBackend(Backend):
     def _infer(self, *args: Any, **kwargs: Any) -> Any:
         return self.infer(*args, **kwargs)
 
-    def _run_of(self, runs: dict[int, Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What was compiled for the batch size of a call, or for the largest, which serves all others.
+    def _run_of(self, runs: dict[int, Callable[..., Any]], leaves: Sequence[Any]) -> Callable[..., Any]:
+        """What was compiled for the batch size of a call with these values, or for the largest, which serves all.
 
         Each size has a function of its own: while one thread looks through what Dynamo compiled for a function, another
         may reorder that, and a call would be compiled once more (seen with torch 2.13).
         """
         assert self._recipe is not None
-        plain = not kwargs and all(type(value) is torch.Tensor for value in args)
-        leaves = args if plain else pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         size = 0
         for tensor, argument in zip(tensors, self._recipe.tensors, strict=False):
@@ -378,9 +380,6 @@ def _without_marks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple
 
     On a dimension that the forward fixes, such a mark would even be an error.
     """
-    plain = not kwargs and all(type(value) is torch.Tensor for value in args)
-    if not any(map(inductor_hooks.is_marked, args if plain else pytree.tree_leaves((args, kwargs)))):
-        return args, kwargs
 
     def unmarked(value: Any) -> Any:
         return value.detach() if inductor_hooks.is_marked(value) else value
